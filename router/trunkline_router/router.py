@@ -18,8 +18,8 @@ from trunkline_runtime.telemetry.otlp_metrics import metrics_export
 from trunkline_runtime.tracing import Tracing
 
 FLUSH_S = 0.5  # time for the last responses to reach their clients once every request has ended
-# How long the event loop waits for the interpreter in each of its turns while a thread checks a large body: a fifth of
-# Python's own time.
+# How long the event loop waits for the interpreter in each of its turns while a thread works, such as one that reads a
+# tokenizer: a fifth of Python's own time.
 SWITCH_S = 0.001
 
 

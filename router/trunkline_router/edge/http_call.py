@@ -4,9 +4,9 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
@@ -19,9 +19,9 @@ from trunkline_router.access.gate.http_passage import HttpPassage
 from trunkline_router.access.gate.request_gate import RequestGate
 from trunkline_router.edge.http.exchange import has_body, respond
 from trunkline_router.edge.http.headers import RequestHeaders, rate_limit_headers, response_headers
-from trunkline_router.edge.http.json_body import STEP_BYTES, check_content_type, parse_object, read_body
+from trunkline_router.edge.http.json_body import check_content_type, parse_object, read_body
 from trunkline_router.edge.http.sse import EventStream
-from trunkline_router.edge.request_fields import FieldNames, Fields, renamed, validated
+from trunkline_router.edge.request_fields import FieldNames, Fields, Steps, checked, renamed
 from trunkline_router.record.error_statuses import Header
 from trunkline_router.record.request_record import HTTP, RequestRecord
 from trunkline_router.request.inference import Inference
@@ -30,6 +30,7 @@ from trunkline_runtime.log import get_logger
 from trunkline_runtime.telemetry.trace_context import new_trace_id
 
 Response = TypeVar("Response")
+Result = TypeVar("Result")
 Body = TypeVar("Body", bound=Fields)
 
 UNPRINTABLE = re.compile(r"[^ -~]")  # what a header's value must not contain, and all that is not ASCII
@@ -121,9 +122,9 @@ class HttpCall:
         if not (raw or kind.needs_body):
             return kind()
         check_content_type(self.headers.content_type)
-        async with self.passage.turn(raw):
+        async with self.passage.turn(len(raw)):
             parsed = await parse_object(raw, self.passage.parsed)
-            body, unknown = await self._checked(kind, parsed, len(raw))
+            body, unknown = await self._result(checked(kind, parsed))
         self.check_unknown(unknown)
         if left_out := body.left_out():
             if self.edge.refuses_server_tools:
@@ -134,30 +135,25 @@ class HttpCall:
         body.check()
         return body
 
-    async def _checked(self, kind: type[Body], parsed: dict[str, Any], num_bytes: int) -> tuple[Body, list[str]]:
-        """Returns the body and the names of its unknown fields. Raises RequestRefused (INVALID_REQUEST). Thousands of
-        messages take 25 ms, so a thread checks a large body, beside which the event loop goes on."""
+    async def converted(self, steps: Steps[Result]) -> Result:
+        """Returns what is made of the body in these steps, in its turn. Raises what they raise."""
+        async with self.passage.turn():
+            return await self._result(steps)
+
+    async def _result(self, steps: Steps[Result]) -> Result:
+        """Lets other tasks run between the steps, and counts the time that they take."""
         cpu_s = 0.0
-
-        def check() -> tuple[Body, list[str]]:
-            nonlocal cpu_s
-            begun_s = time.thread_time()
-            try:
-                body = validated(kind, parsed)
-                return body, body.unknown()
-            finally:
-                cpu_s = time.thread_time() - begun_s
-
         try:
-            if num_bytes <= STEP_BYTES:
-                return check()
-            checking = asyncio.ensure_future(asyncio.to_thread(check))
-            try:
-                return await asyncio.shield(checking)
-            except asyncio.CancelledError:
-                with suppress(RequestRefused):
-                    await checking  # the thread goes on, and the request's turn with it
-                raise
+            while True:
+                begun_s = time.thread_time()
+                try:
+                    next(steps)
+                except StopIteration as ended:
+                    result: Result = ended.value
+                    return result
+                finally:
+                    cpu_s += time.thread_time() - begun_s
+                await asyncio.sleep(0)
         finally:
             self.passage.parsed(cpu_s)
 

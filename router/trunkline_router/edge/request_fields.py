@@ -5,7 +5,7 @@ ignored, because an ignored constraint gives wrong answers. Null means the defau
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, cached_property, partial
 from itertools import takewhile
@@ -41,6 +41,8 @@ PART_LISTS = ("content", "tool_calls", "output")  # what a message, or an item o
 MAX_FIELDS = 1024  # of a body
 MAX_UNKNOWN = 256  # of an object
 MAX_TEMPLATE_KWARGS_BYTES = 1 << 20  # of chat_template_kwargs as JSON
+
+STEP_ITEMS = 256  # messages that are checked or converted at a time, in some two milliseconds
 
 NOT_YET = "is not supported"
 
@@ -88,6 +90,8 @@ class Fields(BaseModel):
     defaults: ClassVar[Mapping[str, Any]] = {}
     # Lists that may have more than MAX_ITEMS elements.
     long_lists: ClassVar[frozenset[str]] = frozenset()
+    # The list of a conversation, which may have thousands of elements and is checked some at a time.
+    stepwise: ClassVar[str] = ""
     # Whether a body of these fields may not be empty.
     needs_body: ClassVar[bool] = True
 
@@ -101,8 +105,25 @@ class Fields(BaseModel):
     def unknown(self, prefix: str = "") -> list[str]:
         """Returns the names of unknown fields here and in nested objects. Raises RequestRefused (INVALID_REQUEST) for
         one that is known and not served."""
-        found = []
-        extra = self.model_extra or {}
+        found = self._unknown_here(prefix)
+        for name, item in self._items(prefix):
+            found += item.unknown(name)
+        return found
+
+    def unknown_in_steps(self) -> "Steps[list[str]]":
+        """As unknown()."""
+        found = self._unknown_here("")
+        for number, (name, item) in enumerate(self._items(""), 1):
+            found += item.unknown(name)
+            if number % STEP_ITEMS == 0:
+                yield
+        return found
+
+    def _unknown_here(self, prefix: str) -> list[str]:
+        found: list[str] = []
+        extra = self.__pydantic_extra__
+        if not extra:
+            return found
         if len(extra) > MAX_UNKNOWN:
             raise invalid(prefix + next(iter(extra)), f"and {len(extra) - 1} other fields are not known")
         for name, value in extra.items():
@@ -114,16 +135,19 @@ class Fields(BaseModel):
                     raise invalid(prefix + name, self.unserved[name])
                 continue
             found.append(prefix + name)
+        return found
+
+    def _items(self, prefix: str) -> "Iterator[tuple[str, Fields]]":
+        """The nested objects, with what is before the names of their fields."""
         values = self.__dict__  # the fields: a third of the time of getattr() for each
         for name in _nested(type(self)):
             value = values[name]
             if isinstance(value, Fields):
-                found += value.unknown(f"{prefix}{name}.")
+                yield f"{prefix}{name}.", value
             elif isinstance(value, list) and value and isinstance(value[0], Fields):
                 for index, item in enumerate(value):
                     if isinstance(item, Fields):
-                        found += item.unknown(f"{prefix}{name}[{index}].")
-        return found
+                        yield f"{prefix}{name}[{index}].", item
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: Any, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -152,6 +176,9 @@ def _has_fields(annotation: Any) -> bool:
 
 
 Body = TypeVar("Body", bound=Fields)
+Result = TypeVar("Result")
+# Work on a long body, which yields between steps of a few milliseconds, so that other tasks run. It returns its result.
+Steps = Generator[None, None, Result]
 
 
 # What a parameter is in JSON, by its name or else by its type.
@@ -283,9 +310,9 @@ def _has_infinity(value: object) -> bool:
     return False
 
 
-def validated(kind: type[Body], body: dict[str, Any]) -> Body:
-    """Returns the body as a `kind` of Fields. Raises RequestRefused (INVALID_REQUEST) that names the first wrong
-    field."""
+def checked(kind: type[Body], body: dict[str, Any]) -> Steps[tuple[Body, list[str]]]:
+    """Returns the body as a `kind` of Fields, and the names of its unknown fields. Raises RequestRefused
+    (INVALID_REQUEST) that names the first wrong field, or one that is known and not served."""
     if len(body) > MAX_FIELDS:
         raise invalid("body", f"has more than {MAX_FIELDS} fields")
     for name, value in body.items():
@@ -295,10 +322,37 @@ def validated(kind: type[Body], body: dict[str, Any]) -> Body:
             raise invalid(name, f"has {len(value)} entries, more than {MAX_ITEMS}")
         if (num_parts := _num_parts(value)) > MAX_PARTS:
             raise invalid(name, f"has {num_parts} parts of contents, more than {MAX_PARTS}")
+    made = yield from _validated(kind, body)
+    return made, (yield from made.unknown_in_steps())
+
+
+def _validated(kind: type[Body], body: dict[str, Any]) -> Steps[Body]:
+    """Validates a conversation a step at a time."""
+    name = kind.stepwise
+    items = body.get(name)
+    if not isinstance(items, list) or len(items) <= STEP_ITEMS:
+        return _step(kind, body)
+    made = _step(kind, {**body, name: items[:STEP_ITEMS]})
+    parts = list(getattr(made, name))
+    for start in range(STEP_ITEMS, len(items), STEP_ITEMS):
+        yield
+        parts += getattr(_step(_alone(kind), {name: items[start : start + STEP_ITEMS]}, start), name)
+    return made.model_copy(update={name: parts})
+
+
+def _step(kind: type[Body], body: dict[str, Any], start: int = 0) -> Body:
+    """start: index of the first element of the list"""
     try:
         return kind.model_validate(body)
     except ValidationError as error:
-        raise wrong_field(error) from None
+        raise wrong_field(error, start) from None
+
+
+@cache
+def _alone(kind: type[Fields]) -> type[Fields]:
+    """Fields of which the list that is checked in steps is the only one."""
+    field = kind.model_fields[kind.stepwise]
+    return create_model(kind.__name__, __base__=Fields, **{kind.stepwise: (field.annotation, field)})  # type: ignore[call-overload, no-any-return]
 
 
 def _num_parts(value: list[Any] | dict[str, Any]) -> int:
@@ -313,13 +367,14 @@ def _num_parts(value: list[Any] | dict[str, Any]) -> int:
     return num_parts
 
 
-def wrong_field(error: ValidationError) -> RequestRefused:
-    """The refusal for a body that does not have the expected fields."""
+def wrong_field(error: ValidationError, start: int = 0) -> RequestRefused:
+    """The refusal for a body that does not have the expected fields.  start: index of the first element of its list"""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     parts: list[str] = []
     for part in first["loc"]:
         if isinstance(part, int):
-            parts.append(f"[{part}]")
+            parts.append(f"[{part + start}]")
+            start = 0
         elif part.isidentifier() and part != "str":  # names of alternatives in a union, such as str, are not fields
             parts.append(f".{part}" if parts else part)
     return invalid("".join(parts) or "body", first["msg"].lower())

@@ -26,11 +26,12 @@ from trunkline_runtime.log import get_logger
 
 PROGRAM = "trunkline_router.prompts.helper_process"
 START_TIMEOUT_S = 30.0
-# Short jobs take about a millisecond; the longest conversation takes some tens of milliseconds.
+# Short jobs take about a millisecond.
 SHORT_PROCESSES, SHORT_NICENESS = 4, 0
-# A long text takes seconds and up to 1.2 GiB. The router's event loop goes before these processes.
+# A long text takes seconds and up to 1.2 GiB, a long conversation a fifth of a second. The router's event loop goes
+# before these processes. They are in its session, because Linux may share the cores among sessions first.
 LONG_PROCESSES, LONG_NICENESS = 3, 10
-LONG = 32 << 10  # more characters or tokens than this are a long job
+LONG = 32 << 10  # more characters or tokens, or bytes of a conversation, than this are a long job
 # Limits on CPU time. For short texts the limit includes loading a tokenizer; the longest text takes some five seconds.
 RENDER_LIMIT_S, SHORT_LIMIT_S, LONG_LIMIT_S = 2.0, 10.0, 30.0
 # Wall-clock limit in multiples of the CPU limit: a stopped or thrashing process uses no CPU time.
@@ -90,7 +91,7 @@ class Helper:
                     stdin=theirs.fileno(),
                     stdout=theirs.fileno(),
                     stderr=subprocess.DEVNULL,  # it may quote clients' text, which must not be logged
-                    start_new_session=True,
+                    process_group=0,  # Ctrl-C in a terminal reaches the router alone
                 )
             except OSError:
                 stdin.close()
@@ -277,9 +278,8 @@ class Helpers:
 
     async def render(self, template: bytes, chat: bytes, *, account: Hashable = "") -> str:
         """Returns a prompt's text. `template` is template_source(), `chat` a serialized ChatMessages."""
-        utf8 = await self.short.run(
-            account, "render", template, chat, limit_s=self._render_limit_s, num_bytes=len(chat)
-        )
+        pool = self.long if len(chat) > LONG else self.short
+        utf8 = await pool.run(account, "render", template, chat, limit_s=self._render_limit_s, num_bytes=len(chat))
         return utf8.decode()
 
     async def convert(

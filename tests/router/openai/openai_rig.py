@@ -10,9 +10,20 @@ import httpx2
 from tests.router.cluster import PATIENCE_S, Cluster, cluster
 from tests.router.fake_worker import FakeWorker
 from trunkline_router.edge.http_call import Edge
+from trunkline_router.edge.request_fields import Result, Steps
 
 Json = dict[str, Any]
 CHAT = [{"role": "user", "content": "hi"}]
+
+
+def result_of(steps: Steps[Result]) -> Result:
+    """Returns what the steps return."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as ended:
+            result: Result = ended.value
+            return result
 
 
 class OpenAiClient:

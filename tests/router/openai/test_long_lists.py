@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import threading
 from collections.abc import Callable
 
 import pytest
@@ -11,10 +10,14 @@ from tests.parameters import one_in
 from tests.router.cluster import PATIENCE_S
 from tests.router.fake_worker import FakeWorker
 from tests.router.loop_work import watched_loop
-from tests.router.openai.openai_rig import client
+from tests.router.openai.openai_rig import client, result_of
+from trunkline.status import RequestRefused
 from trunkline_router.access.gate.http_passage import HttpPassage
 from trunkline_router.edge import http_call
-from trunkline_router.edge.request_fields import Fields, validated
+from trunkline_router.edge.anthropic.anthropic_requests import MessageRequest
+from trunkline_router.edge.openai.chat import ChatRequest
+from trunkline_router.edge.request_fields import STEP_ITEMS, Fields, Steps, checked
+from trunkline_router.edge.responses.response_request import ResponseRequest
 
 NUM_IDS = 290_000  # nearly as many values as a body may have
 CONTEXT = 100_000
@@ -180,32 +183,58 @@ async def test_a_long_list_is_refused_without_holding_the_loop(name: str) -> Non
         assert work.longest_s < MOST_WORK_S
 
 
-async def test_a_client_that_hangs_up_keeps_its_turn_until_its_body_is_checked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The thread that checks a body cannot be stopped. Beside it, no other large body is checked."""
-    body, checking, may_end = parts(1, 4000), list[int](), threading.Event()
+async def test_a_client_that_hangs_up_ends_the_check_of_its_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    body, begun, may_end = parts(1, 4000), list[int](), list[bool]()
     body = b'{"model":"tiny","max_tokens":1,"messages":%b}' % body.replace(b'"x"', b'"%b"' % (b"x" * 64))
 
-    def waiting(kind: type[Fields], parsed: dict[str, object]) -> Fields:
-        checking.append(threading.get_ident())
-        assert may_end.wait(PATIENCE_S)
-        return validated(kind, parsed)
+    def waiting(kind: type[Fields], parsed: dict[str, object]) -> Steps[tuple[Fields, list[str]]]:
+        begun.append(len(begun))
+        while not may_end:
+            yield
+        return (yield from checked(kind, parsed))
 
     async with client(FakeWorker("w", context_length=CONTEXT, kv_token_capacity=CONTEXT)) as asks:
         await asks.complete()
-        monkeypatch.setattr(http_call, "validated", waiting)
+        monkeypatch.setattr(http_call, "checked", waiting)
         first = asyncio.create_task(asks.post("/v1/chat/completions", body))
-        while not checking:  # noqa: ASYNC110  # the beginning of a thread has no event
+        while not begun:  # noqa: ASYNC110  # a step has no event
             await asyncio.sleep(0.001)
-        first.cancel()
         second = asyncio.create_task(asks.post("/v1/chat/completions", body))
-        for _ in range(20):  # others are served meanwhile
+        for _ in range(20):  # others are served between its steps
             assert (await asks.http.get("/v1/models")).status_code == 200
-        assert len(checking) == 1
-        may_end.set()
+        assert len(begun) == 1, "no other large body is checked meanwhile"
+        first.cancel()
+        while len(begun) == 1:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        may_end.append(True)
         assert (await second).json()["error"]["code"] == "context_length_exceeded"
-        assert len(checking) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(ChatRequest, "messages"), (MessageRequest, "messages"), (ResponseRequest, "input")]
+)
+def test_a_conversation_is_checked_in_steps_as_it_would_be_at_once(kind: type[Fields], name: str) -> None:
+    messages: list[dict[str, object]] = [{"role": "user", "content": f"{i}"} for i in range(3 * STEP_ITEMS + 1)]
+    messages[STEP_ITEMS + 3]["mood"] = 1
+    body = {"model": "tiny", "max_tokens": 1, name: messages}
+    if kind is ResponseRequest:
+        del body["max_tokens"]
+    steps = checked(kind, body)
+    num_steps = 1
+    while True:
+        try:
+            next(steps)
+        except StopIteration as ended:
+            made, unknown = ended.value
+            break
+        num_steps += 1
+    assert num_steps >= 6  # to validate, and to look for unknown fields
+    assert made == kind.model_validate(body)
+    assert unknown == made.unknown() == [f"{name}[{STEP_ITEMS + 3}].mood"]
+    messages[2 * STEP_ITEMS + 5]["content"] = 7
+    with pytest.raises(RequestRefused) as refused:
+        result_of(checked(kind, body))
+    assert refused.value.field == f"{name}[{2 * STEP_ITEMS + 5}].content"
 
 
 MESSAGES = [{"role": "user", "content": "x"}] * 4000

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from tests.router.fake_worker import FakeWorker
-from tests.router.openai.openai_rig import CHAT, client
+from tests.router.openai.openai_rig import CHAT, client, result_of
 from trunkline.status import RequestRefused, invalid
 from trunkline.v1.inference_pb2 import GenerateRequest
 from trunkline.v1.worker_pb2 import Capability, GrammarKind
 from trunkline_router.edge.anthropic.anthropic_requests import MessageRequest
 from trunkline_router.edge.openai.chat import ChatRequest
 from trunkline_router.edge.openai.completion_request import CompletionRequest
-from trunkline_router.edge.request_fields import FieldNames, known_part, renamed, validated
+from trunkline_router.edge.request_fields import FieldNames, checked, known_part, renamed
 from trunkline_router.edge.responses.response_request import ResponseRequest
 
 Json = dict[str, Any]
@@ -29,28 +29,28 @@ LARK, GBNF = 'start: "a" | root\nroot: "b"', '# the answer\n root ::= "a" | "b"\
 
 
 def chat(**body: Any) -> Asked:
-    request = checked(ChatRequest, messages=CHAT, **body)
-    return request.generate_request("id"), request.field_names
+    request = accepted(ChatRequest, messages=CHAT, **body)
+    return result_of(request.generate_request("id")), request.field_names
 
 
 def completion(**body: Any) -> Asked:
-    request = checked(CompletionRequest, prompt="hi", **body)
+    request = accepted(CompletionRequest, prompt="hi", **body)
     return request.generate_request("hi", "id", request.sampling_params()), request.field_names
 
 
 def response(**body: Any) -> Asked:
-    request = checked(ResponseRequest, input="hi", **body)
+    request = accepted(ResponseRequest, input="hi", **body)
     return request.generate_request("id", ()), request.field_names(0, ())
 
 
 def message(**body: Any) -> Asked:
-    request = checked(MessageRequest, messages=CHAT, max_tokens=8, **body)
-    return request.generate_request("id"), request.field_names
+    request = accepted(MessageRequest, messages=CHAT, max_tokens=8, **body)
+    return result_of(request.generate_request("id")), request.field_names
 
 
-def checked(kind: Any, **body: Any) -> Any:
-    request = validated(kind, {"model": "tiny", **body})
-    assert request.unknown() == []
+def accepted(kind: Any, **body: Any) -> Any:
+    request, unknown = result_of(checked(kind, {"model": "tiny", **body}))
+    assert unknown == []
     request.check()
     return request
 
@@ -199,8 +199,8 @@ def test_what_cannot_be_enforced_is_refused_by_name(ask: Any, body: Json, field:
 
 @pytest.mark.parametrize("body", [response_format("text", mood=1), structured(regex="a", mood=1)])
 def test_unknown_fields_are_found(body: Json) -> None:
-    request = validated(ChatRequest, {"model": "tiny", "messages": CHAT, **body})
-    assert request.unknown() == [f"{next(iter(body))}.mood"]
+    _, unknown = result_of(checked(ChatRequest, {"model": "tiny", "messages": CHAT, **body}))
+    assert unknown == [f"{next(iter(body))}.mood"]
 
 
 SCHEMAS: dict[str, tuple[Json, str]] = {

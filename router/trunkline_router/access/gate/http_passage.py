@@ -63,14 +63,14 @@ class HttpPassage:
         return raw
 
     @asynccontextmanager
-    async def turn(self, raw: bytes) -> AsyncGenerator[None]:
-        """The turn of a large body, held while it is parsed and checked."""
+    async def turn(self, num_bytes: int = 0) -> AsyncGenerator[None]:
+        """The turn of a large body, held while it is parsed and checked, and while it is converted."""
         if self._held is None:
             yield
             return
         turns, account = self._gate.turns, self._sender.account
         async with turns.held(account):
-            turns.took(account, len(raw))
+            turns.took(account, num_bytes)
             yield
 
     def parsed(self, cpu_s: float) -> None:

@@ -13,12 +13,14 @@ from trunkline_router.edge.chat_messages import Turn, merged
 from trunkline_router.edge.output_format import schema_constraint
 from trunkline_router.edge.request_fields import (
     NOT_YET,
+    STEP_ITEMS,
     Constraint,
     Count,
     FieldNames,
     Fields,
     MaxTokens,
     SamplingFields,
+    Steps,
     Strings,
     prompt_named,
     template_variables,
@@ -146,17 +148,19 @@ class ConversationFields(Fields):
     def left_out(self) -> list[str]:
         return [f"tools[{index}]" for index, tool in enumerate(self.tools or ()) if is_server_tool(tool.type)]
 
-    def chat(self) -> ChatMessages:
+    stepwise: ClassVar[str] = "messages"
+
+    def chat(self) -> Steps[ChatMessages]:
         """Returns the conversation for the chat template: the system prompt first, messages of one role in a row as
         one. A final message of the assistant is continued. Raises RequestRefused (INVALID_REQUEST)."""
         system = pieces_of(self.system, "system", "system")
         if system and isinstance(system[0], str) and system[0].startswith(BILLING):
             system = system[1:]
         turns: list[Turn] = [("system", system)] if system else []
-        turns += [
-            (message.role, pieces_of(message.content, message.role, f"messages[{index}].content"))
-            for index, message in enumerate(self.messages)
-        ]
+        for index, message in enumerate(self.messages):
+            turns.append((message.role, pieces_of(message.content, message.role, f"messages[{index}].content")))
+            if index % STEP_ITEMS == STEP_ITEMS - 1:
+                yield
         choice = self.tool_choice
         tools = [tool.proto(f"tools[{index}]") for index, tool in self._shown_tools()]
         return ChatMessages(
@@ -215,16 +219,16 @@ class MessageRequest(ConversationFields, SamplingFields):
         """What refusals name."""
         return self.named(FIELD_NAMES)
 
-    def generate_request(self, request_id: str) -> GenerateRequest:
+    def generate_request(self, request_id: str) -> Steps[GenerateRequest]:
         """Returns the request. An answer may be as long as the context allows, whatever max_tokens says: clients ask
         for more than small models have. Raises RequestRefused (INVALID_REQUEST)."""
         sampling = self.sampling(stop=self.stop_sequences)
-        return self.generate(request_id, sampling, chat=self.chat(), fit_max_tokens=True)
+        return self.generate(request_id, sampling, chat=(yield from self.chat()), fit_max_tokens=True)
 
 
 class CountRequest(ConversationFields):
     """A conversation whose tokens are counted."""
 
-    def tokenize_request(self) -> TokenizeRequest:
+    def tokenize_request(self) -> Steps[TokenizeRequest]:
         """Returns the request. Raises RequestRefused (INVALID_REQUEST)."""
-        return TokenizeRequest(model=self.model or "", chat=self.chat())
+        return TokenizeRequest(model=self.model or "", chat=(yield from self.chat()))

@@ -32,6 +32,7 @@ from trunkline_router.edge.request_fields import (
     FieldNames,
     MaxTokens,
     ModelName,
+    Steps,
     Strings,
 )
 from trunkline_router.prompts.conversation import TEXT_ALONE
@@ -44,8 +45,7 @@ async def chat_completions(call: HttpCall) -> None:
     """POST /v1/chat/completions."""
     request = await call.body(ChatRequest)
     call.edge.inference.preparer.check_choices(request.n or 1)
-    with call.converting():
-        generate = request.generate_request(call.request_id)
+    generate = await call.converted(request.generate_request(call.request_id))
     details = request.details()
     extras = NO_EXTRAS if details is None else Extras(on_admission=partial(details.find, call))
     responses = answer_of(call, generate, request.field_names, extras)
@@ -103,10 +103,10 @@ class ChatRequest(ChatFields, GenerationFields):
         """How many tokens the answer lists beside each of the output's; None: it has no log-probabilities."""
         return self.top_logprobs or 0 if self.logprobs else None
 
-    def generate_request(self, request_id: str) -> GenerateRequest:
+    def generate_request(self, request_id: str) -> Steps[GenerateRequest]:
         """Returns the request. Raises RequestRefused (INVALID_REQUEST)."""
         sampling = self.sampling(max_tokens=self.max_completion_tokens or self.max_tokens, logprobs=self.num_top)
-        return self.generate(request_id, sampling, chat=self.chat(), n=self.n or 1)
+        return self.generate(request_id, sampling, chat=(yield from self.chat()), n=self.n or 1)
 
     def details(self) -> PromptDetails | None:
         """Returns what holds the answer's details of tokens; None: it has none."""

@@ -20,9 +20,11 @@ from trunkline_router.edge.chat_messages import (
     result_part,
 )
 from trunkline_router.edge.request_fields import (
+    STEP_ITEMS,
     Count,
     FieldNames,
     Fields,
+    Steps,
     json_text,
     prompt_named,
     template_variables,
@@ -181,13 +183,13 @@ class ChatFields(Fields):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
 
-    def chat(self) -> ChatMessages:
+    stepwise: ClassVar[str] = "messages"
+
+    def chat(self) -> Steps[ChatMessages]:
         """Returns the conversation for the chat template. Raises RequestRefused (INVALID_REQUEST)."""
         adds_prompt = self.add_generation_prompt
         tools = [tool.proto(f"tools[{index}]") for index, tool in enumerate(self.tools or ())]
-        messages = [message.message(f"messages[{index}]") for index, message in enumerate(self.messages or ())]
-        return ChatMessages(
-            messages=messages,  # type: ignore[arg-type]  # the stubs leave out that fields do
+        chat = ChatMessages(
             add_generation_prompt=False if adds_prompt is None and self.continue_final_message else adds_prompt,
             continue_final_message=bool(self.continue_final_message),
             template_variables=template_variables(self.chat_template_kwargs),
@@ -197,6 +199,11 @@ class ChatFields(Fields):
             max_reasoning_tokens=self.thinking_token_budget,
             documents=json_text(self.documents, "documents") if self.documents else "",
         )
+        for index, message in enumerate(self.messages or ()):
+            chat.messages.add(**message.message(f"messages[{index}]"))
+            if index % STEP_ITEMS == STEP_ITEMS - 1:
+                yield
+        return chat
 
 
 # A message's calls are its first parts.

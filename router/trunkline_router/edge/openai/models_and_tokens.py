@@ -14,7 +14,7 @@ from trunkline_router.edge.http.json_body import json_list, packed
 from trunkline_router.edge.http_call import HttpCall
 from trunkline_router.edge.openai.chat_fields import CHAT_NAMES, ChatFields
 from trunkline_router.edge.openai.completion_request import COMPLETION_NAMES, IDS_SCHEMA
-from trunkline_router.edge.request_fields import FieldNames, Fields, prompt_named, refusals_named
+from trunkline_router.edge.request_fields import FieldNames, Fields, Steps, prompt_named, refusals_named
 from trunkline_router.workers.pool import Pool
 
 OWNER = "trunkline"
@@ -84,13 +84,13 @@ class TokenizeBody(ChatFields):
         if self.messages is not None and self.add_special_tokens:
             raise invalid("add_special_tokens", "is for prompts: a chat template writes the special tokens itself")
 
-    def tokenize_request(self) -> TokenizeRequest:
+    def tokenize_request(self) -> Steps[TokenizeRequest]:
         """Returns the request. Raises RequestRefused (INVALID_REQUEST)."""
         request = TokenizeRequest(model=self.model or "", omit_special_tokens=self.add_special_tokens is False)
         if self.messages is None:
             request.text = self.prompt or ""
         else:
-            request.chat.CopyFrom(self.chat())
+            request.chat.CopyFrom((yield from self.chat()))
         return request
 
 
@@ -110,8 +110,7 @@ class DetokenizeBody(Fields):
 async def tokenize(call: HttpCall) -> None:
     """POST /tokenize."""
     body = await call.body(TokenizeBody)
-    with call.converting():
-        request = body.tokenize_request()
+    request = await call.converted(body.tokenize_request())
     inference = call.edge.inference
     with refusals_named(body.field_names):
         ids = await inference.tokenize(request, call.caller, None)

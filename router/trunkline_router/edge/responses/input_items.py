@@ -20,7 +20,7 @@ from trunkline_router.edge.chat_messages import (
     result_part,
 )
 from trunkline_router.edge.openai.chat_fields import Part
-from trunkline_router.edge.request_fields import NOT_YET, Fields, json_text
+from trunkline_router.edge.request_fields import NOT_YET, STEP_ITEMS, Fields, Steps, json_text
 from trunkline_router.edge.tool_fields import INPUT, ONLY_FUNCTIONS, ToolName
 from trunkline_router.prompts.conversation import ASSISTANT, JOINT, MAX_MESSAGES, TOOL
 
@@ -184,7 +184,7 @@ class InputTurn:
         return chat_message(self.role, self.pieces)
 
 
-def turns_of(items: Iterable[InputItem], cut_off: Iterable[str] = ()) -> Sequence[InputTurn]:
+def turns_of(items: Iterable[InputItem], cut_off: Iterable[str] = ()) -> Steps[Sequence[InputTurn]]:
     """Returns the turns of a list of items. A call that was cut off is left out, with its result: no template could
     write its arguments. Raises RequestRefused (INVALID_REQUEST).
 
@@ -193,6 +193,8 @@ def turns_of(items: Iterable[InputItem], cut_off: Iterable[str] = ()) -> Sequenc
     turns: list[InputTurn] = []
     left_out = set(cut_off)
     for index, item in enumerate(items):
+        if index % STEP_ITEMS == STEP_ITEMS - 1:
+            yield
         if isinstance(item, CallItem | CustomCallItem):
             if item.status == INCOMPLETE:
                 left_out.add(item.call_id)

@@ -2,15 +2,17 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from urllib.parse import parse_qsl
 
 import orjson
 
 from trunkline.status import CODE_INVALID_ARGUMENT, CODE_NOT_FOUND, RequestRefused, invalid
+from trunkline.v1.inference_pb2 import ChatMessage, GenerateRequest
 from trunkline_router.edge.chat_messages import chat_message
 from trunkline_router.edge.http_call import Handler, HttpCall, answer_of
-from trunkline_router.edge.responses.input_items import INPUT_ITEM, InputItem, ReferenceItem
+from trunkline_router.edge.request_fields import Steps
+from trunkline_router.edge.responses.input_items import INPUT_ITEM, InputItem, InputTurn, ReferenceItem
 from trunkline_router.edge.responses.response_answer import ResponseAnswer
 from trunkline_router.edge.responses.response_items import response_of
 from trunkline_router.edge.responses.response_request import ResponseRequest
@@ -44,10 +46,7 @@ class Responses:
         if request.store and self._store is None:
             raise invalid("store", f"must not be true: {NO_STORE}")
         earlier = self._earlier(call, request)
-        with call.converting():
-            turns = request.turns(earlier.cut_off)
-            conversation = (*earlier.conversation, *(turn.message() for turn in turns))
-            generate = request.generate_request(call.request_id, conversation)
+        turns, conversation, generate = await call.converted(_conversion(request, earlier, call.request_id))
         answer = ResponseAnswer(call, request, conversation, None if request.store is False else self._store)
         names = request.field_names(len(earlier.conversation), turns)
         responses = answer_of(call, generate, names, Extras(on_admission=answer.admitted))
@@ -110,6 +109,16 @@ class Responses:
 
     def _no_such(self, name: str) -> str:
         return f"there is no response {name[:128]!r}" + (f" ({NO_STORE})" if self._store is None else "")
+
+
+def _conversion(
+    request: ResponseRequest, earlier: StoredResponse, request_id: str
+) -> Steps[tuple[Sequence[InputTurn], tuple[ChatMessage, ...], GenerateRequest]]:
+    """Returns the turns of the input, the conversation that they continue with them, and the request for it. Raises
+    RequestRefused (INVALID_REQUEST)."""
+    turns = yield from request.turns(earlier.cut_off)
+    conversation = (*earlier.conversation, *(turn.message() for turn in turns))
+    return turns, conversation, request.generate_request(request_id, conversation)
 
 
 def without_cache(body: bytes) -> bytes:

@@ -22,6 +22,7 @@ from trunkline_router.edge.request_fields import (
     Fields,
     MaxTokens,
     ModelName,
+    Steps,
     Strings,
     json_text,
     prompt_named,
@@ -241,11 +242,13 @@ class ResponseRequest(GenerationFields):
     def left_out(self) -> list[str]:
         return [f"tools[{index}]" for index, tool in enumerate(self.tools or ()) if is_server_tool(tool.type)]
 
-    def turns(self, cut_off: Iterable[str]) -> Sequence[InputTurn]:
+    stepwise: ClassVar[str] = "input"
+
+    def turns(self, cut_off: Iterable[str]) -> Steps[Sequence[InputTurn]]:
         """Returns the turns of the input. Raises RequestRefused (INVALID_REQUEST).  cut_off: as for turns_of()"""
         if isinstance(self.input, str):
             return [InputTurn("user", [self.input])]
-        return turns_of(self.input or (), cut_off)
+        return (yield from turns_of(self.input or (), cut_off))
 
     def generate_request(self, request_id: str, conversation: Iterable[ChatMessage]) -> GenerateRequest:
         """Returns the request to continue a conversation, after the instructions. Raises RequestRefused
