@@ -52,10 +52,14 @@ def random_weights(answer_format: str, directory: Path) -> Iterator[Edge]:
 
 
 @contextmanager
-def chat_model(directory: Path) -> Iterator[Edge]:
-    """A router before a worker with SmolLM2-135M-Instruct. Its own template knows no tools."""
+def chat_model(directory: Path, *, tells_names_alone: bool = False) -> Iterator[Edge]:
+    """A router before a worker with SmolLM2-135M-Instruct. Its own template knows no tools.
+
+    tells_names_alone: the prompt has the names of tools without their schemas, and is a tenth as long
+    """
     template = directory / "chat_template.jinja"
-    template.write_text((TEMPLATES / "hermes.jinja").read_text().replace("</think>", ""))
+    text = (TEMPLATES / "hermes.jinja").read_text().replace("</think>", "")
+    template.write_text(text.replace("tool | tojson", "tool.function.name") if tells_names_alone else text)
     with running_edge(CHAT_MODEL, f"--chat-template={template}", "--dtype=bfloat16") as running:
         yield running
 
@@ -65,6 +69,11 @@ MODELS: dict[str, tuple[str, str, Callable[[Path], AbstractContextManager[Edge]]
     "hermes": ("random weights", "hermes", partial(random_weights, "hermes")),
     "mistral": ("random weights", "mistral", partial(random_weights, "mistral")),
     "smollm2": ("SmolLM2-135M-Instruct (Q4_1)", "hermes", chat_model),
+    "smollm2-names": (
+        "SmolLM2-135M-Instruct (Q4_1), told the names of tools alone",
+        "hermes",
+        partial(chat_model, tells_names_alone=True),
+    ),
 }
 
 
