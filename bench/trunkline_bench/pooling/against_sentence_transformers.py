@@ -13,6 +13,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -64,10 +65,12 @@ def running(pythons: dict[str, Path], model: Path, threads: int, others: list[st
         yield sides
 
 
-def measure(pythons: dict[str, Path], model: Path, threads: int, repeats: int, others: list[str]) -> Runs:
+def measure(
+    pythons: dict[str, Path], model: Path, others: list[str], *, threads: int, repeats: int, num_documents: int
+) -> Runs:
     """Loads all sides in turns, whose order changes with each repetition."""
     runs: Runs = defaultdict(list)
-    documents, wanted = Documents(tokenizer_of(model)), lengths(NUM_DOCUMENTS)
+    documents, wanted = Documents(tokenizer_of(model)), lengths(num_documents)
     with running(pythons, model, threads, others) as found:
         sides = list(found.items())
         few = documents.draw(sorted(wanted)[-2 * WARM_UP_DOCUMENTS : -WARM_UP_DOCUMENTS], seed=0)
@@ -96,7 +99,7 @@ def rows(name: str, runs: Runs) -> dict[str, list[str]]:
         mine, other = ([run.seconds for run in runs[side]] for side in (OURS, peer_name))
         ratio = statistics.median(theirs / ours for ours, theirs in zip(mine, other, strict=True))
         padding = ", ".join(padding_of(runs[side]) for side in (OURS, peer_name))
-        rates = (f"{NUM_DOCUMENTS / statistics.median(seconds):.1f}" for seconds in (mine, other))
+        rates = (f"{len(runs[OURS][0].vectors) / statistics.median(seconds):.1f}" for seconds in (mine, other))
         found[f"{name}, {OTHERS[peer_name]}"] = [*rates, f"{ratio:.2f}", GOALS.get(peer_name, "—"), padding]
     return found
 
@@ -107,16 +110,16 @@ def padding_of(runs: list[Run]) -> str:
     return f"{max(told):.0%}" if told else "not told"
 
 
-def report(found: dict[str, str], measured: dict[str, Runs], repeats: int) -> str:
+def report(found: dict[str, str], measured: dict[str, Runs], num_documents: int, repeats: int) -> str:
     apart = ", ".join(f"{difference(runs):.0e} ({name})" for name, runs in measured.items())
     cells: dict[str, list[str]] = {}
     for name, runs in measured.items():
         cells |= rows(name, runs)
-    tokens = lengths(NUM_DOCUMENTS)
+    tokens = lengths(num_documents)
     return (
         f"# Vectors over HTTP: our router and worker against sentence-transformers\n\n{listed(found)}"
         f"- models, float32: {'; '.join(f'{name}: {MODELS[name]}' for name in measured)}\n"
-        f"- {NUM_DOCUMENTS} documents of {SHORTEST} to {max(tokens):,} tokens (Pareto, median "
+        f"- {num_documents} documents of {SHORTEST} to {max(tokens):,} tokens (Pareto, median "
         f"{statistics.median(tokens):.0f}), {sum(tokens):,} in all; all sides cut them to what the model takes\n"
         f"- medians of {repeats} repetitions in alternating order; all sides run throughout, and are loaded once "
         "before\n"
@@ -130,6 +133,11 @@ def report(found: dict[str, str], measured: dict[str, Runs], repeats: int) -> st
     )
 
 
+def report_name(models: list[str], others: list[str], date: str) -> str:
+    """Of the file. Reports of one day that compare other sides do not replace each other."""
+    return f"{'-'.join(('pooling', *models, 'against', *others, date))}.md"
+
+
 def versions_of(python: Path) -> str:
     """The packages that matter in a virtual environment."""
     return subprocess.run([str(python), "-c", ASKED], capture_output=True, text=True, check=True).stdout.strip()
@@ -141,36 +149,38 @@ def main() -> None:
     parser.add_argument("--minilm", type=Path, required=True, help="directory of all-MiniLM-L6-v2")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--documents", type=int, default=NUM_DOCUMENTS)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--against", nargs="+", choices=OTHERS, default=list(BATCHINGS))
     parser.add_argument("--output", type=Path, default=REPOSITORY / "bench" / "results")
     arguments = parser.parse_args()
-    threads, repeats, others = arguments.threads, arguments.repeats, arguments.against
+    others, repeats, documents = arguments.against, arguments.repeats, arguments.documents
     needed = {INFINITY if name == INFINITY else "sentence-transformers" for name in others}
     pythons = {name: arguments.peers.absolute() / name / "bin" / "python" for name in sorted(needed)}
     for path in (*pythons.values(), arguments.minilm):
         if not path.exists():
             raise SystemExit(f"bench-pooling: {path} does not exist")
-    flags = ["--repeats", str(repeats), "--threads", str(threads), "--models", *arguments.models]
+    flags = ["--repeats", str(repeats), "--threads", str(arguments.threads), "--models", *arguments.models]
+    flags += ["--documents", str(documents)] if documents != NUM_DOCUMENTS else []
     flags += ["--against", *others] if others != list(BATCHINGS) else []
     found = facts(make_command("bench-pooling", flags), "no GPU", ("trunkline", "torch"))
     found["versions"] = f"ours: {found['versions']}; " + "; ".join(map(versions_of, pythons.values()))
     measured: dict[str, Runs] = {}
+    run = partial(measure, pythons, others=others, threads=arguments.threads, repeats=repeats, num_documents=documents)
     with tempfile.TemporaryDirectory() as scratch:
         if "minilm" in arguments.models:
-            measured["minilm"] = measure(pythons, arguments.minilm, threads, repeats, others)
+            measured["minilm"] = run(arguments.minilm)
         if "qwen3" in arguments.models:
             reranker, embedder = Path(scratch) / "reranker", Path(scratch) / "qwen3"
             write_reranker(reranker, tokenizer_of(arguments.minilm))
             write_embedder(embedder, reranker)
-            measured["qwen3"] = measure(pythons, embedder, threads, repeats, others)
+            measured["qwen3"] = run(embedder)
     for name, runs in measured.items():
         if difference(runs) > MOST_DIFFERENCE:
             raise SystemExit(f"bench-pooling: vectors of {name} differ by {difference(runs):.1e}")
-    text = report(found, measured, repeats)
+    text = report(found, measured, documents, repeats)
     arguments.output.mkdir(parents=True, exist_ok=True)
-    name = "-".join(("pooling", *arguments.models, "against", *others, found["date"]))
-    (arguments.output / f"{name}.md").write_text(text)
+    (arguments.output / report_name(arguments.models, others, found["date"])).write_text(text)
     print(text)
 
 
