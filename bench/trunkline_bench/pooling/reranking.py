@@ -26,7 +26,7 @@ QUERIES = (
     "How does a worker decide which of the waiting requests joins the next step, and what does it cost the others?",
     "What happens to the streams of a worker that is killed, and from where does another one continue them?",
     "Which settings bound the memory of the prefix cache, and how does a router learn what a worker has stored?",
-    "Where are the limits of a tenant kept while Redis does not answer, and who enforces them then?",
+    "Where are the limits of a tenant kept while Redis does not answer, and what enforces them then?",
 )
 UNSHARED_BLOCK = 256  # tokens: more than template and query have
 HEAD = ("prompt tokens", "from the prefix cache", "share", "seconds")
