@@ -164,8 +164,8 @@ class Endpoint:
         except Exception as error:
             failure = internal(headers.request_id)
             get_logger().error("unexpected error", request_id=headers.request_id, exc_info=error)
-            if call is not None and call.has_begun:
-                raise
+        if call is not None and call.has_begun:
+            return  # an incomplete response is cut off, so that the client does not take what it has for the whole
         request_id = headers.request_id or request_id_of(scope["headers"])
         if call is None or not call.is_request:
             self._note(failure, scope, request_id, caller.tenant or refused_tenant(failure), started_s)

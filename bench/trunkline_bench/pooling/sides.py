@@ -7,7 +7,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from openai import OpenAI
 
-from trunkline_bench.servers.http_stack import http_stack, log_ends, wait_for_answer
+from trunkline_bench.servers.http_stack import http_stack, log_ends, process, wait_for_answer
 from trunkline_bench.servers.ports import free_port
 
 PEER_PROCESS = Path(__file__).parent / "peer_process.py"
@@ -27,12 +27,12 @@ POSITIONS = re.compile(r'^trunkline_worker_batch_tokens_total\{.*kind="(\w+)".*\
 class Run:
     """What a side made of texts.
 
-    vectors: [num_texts, components]; padding: share of the positions that it computed
+    vectors: [num_texts, components]; padding: share of the positions that it computed, None if it does not tell
     """
 
     seconds: float
     vectors: NDArray[np.float32]
-    padding: float
+    padding: float | None
 
 
 Side = Callable[[list[str]], Run]
@@ -47,18 +47,40 @@ def served(model: Path, threads: int, folder: Path, flags: Sequence[str] = ()) -
             wait_for_answer(f"{url}/tokenize", {"model": NAME, "prompt": "a"})
         except TimeoutError as error:
             raise SystemExit(f"bench-pooling: {error}\n{log_ends(folder)}") from error
-        client = OpenAI(base_url=f"{url}/v1", api_key="none", timeout=600.0, max_retries=0)
+        call = partial(_embed, f"{url}/v1", {"truncate_prompt_tokens": -1})
 
         def embed(texts: list[str]) -> Run:
-            started_s = time.perf_counter()
-            answer = client.embeddings.create(model=NAME, input=texts, extra_body={"truncate_prompt_tokens": -1})
-            vectors = np.array([one.embedding for one in answer.data], np.float32)
-            seconds = time.perf_counter() - started_s
+            run = call(texts)
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60.0) as page:
                 positions = {kind: float(count) for kind, count in POSITIONS.findall(page.read().decode())}
-            return Run(seconds, vectors, positions["padding"] / sum(positions.values()))
+            return replace(run, padding=positions["padding"] / sum(positions.values()))
 
         yield url, embed
+
+
+def _embed(base_url: str, extra_body: dict[str, int], texts: list[str]) -> Run:
+    """One request over HTTP with all texts."""
+    client = OpenAI(base_url=base_url, api_key="none", timeout=600.0, max_retries=0)
+    started_s = time.perf_counter()
+    answer = client.embeddings.create(model=NAME, input=texts, extra_body=extra_body)
+    vectors = np.array([one.embedding for one in answer.data], np.float32)
+    return Run(time.perf_counter() - started_s, vectors, None)
+
+
+@contextmanager
+def infinity(python: Path, model: Path, threads: int, folder: Path) -> Iterator[Side]:
+    """Runs the server of infinity-emb. Yields a side that embeds all texts with one request."""
+    port = free_port()
+    flags = ("--engine=torch", "--device=cpu", "--dtype=float32", "--host=127.0.0.1", f"--port={port}")
+    command = (str(python.with_name("infinity_emb")), "v2", f"--model-id={model}", f"--served-model-name={NAME}")
+    environment = {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
+    url = f"http://127.0.0.1:{port}"
+    with process([*command, *flags], environment, folder / "infinity.log"):
+        try:
+            wait_for_answer(f"{url}/embeddings", {"model": NAME, "input": ["a"]})
+        except TimeoutError as error:
+            raise SystemExit(f"bench-pooling: {error}\n{log_ends(folder)}") from error
+        yield partial(_embed, url, {})
 
 
 @contextmanager

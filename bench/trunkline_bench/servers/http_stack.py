@@ -1,4 +1,4 @@
-"""One worker and one router that serves HTTP, as processes."""
+"""Workers and one router that serves HTTP, as processes."""
 
 import json
 import os
@@ -8,7 +8,8 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,20 +36,37 @@ def process(command: Sequence[str], environment: dict[str, str], log: Path) -> I
                 running.wait()
 
 
-@contextmanager
-def http_stack(model: Path, name: str, logs: Path, worker_flags: Sequence[str] = ()) -> Iterator[str]:
-    """A router with the default settings before one worker. Yields the URL.
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A worker of a stack. flags: its settings beside its model, name and port"""
 
-    name: under which the model is served; logs: folder for worker.log and router.log
+    model: Path
+    flags: Sequence[str] = ()
+
+
+@contextmanager
+def http_stacks(models: dict[str, Served], logs: Path) -> Iterator[str]:
+    """A router with the default settings before one worker for each model. Yields the URL.
+
+    models: by the name under which each is served; logs: folder for router.log and the workers' logs
     """
-    worker, port, http_port = free_port(), free_port(), free_port()
+    module, addresses = (sys.executable, "-m"), []
     with ExitStack() as stack:
-        module = (sys.executable, "-m")
-        flags = (f"--model={model}", f"--served-model-name={name}", f"--port={worker}", *worker_flags)
-        stack.enter_context(process([*module, "trunkline_worker.main", *flags], {}, logs / "worker.log"))
-        ports = (f"--workers=127.0.0.1:{worker}", f"--port={port}", f"--http-port={http_port}")
+        for name, served in models.items():
+            port = free_port()
+            addresses.append(f"127.0.0.1:{port}")
+            flags = (f"--model={served.model}", f"--served-model-name={name}", f"--port={port}", *served.flags)
+            log = logs / f"worker-{len(addresses)}.log"
+            stack.enter_context(process([*module, "trunkline_worker.main", *flags], {}, log))
+        port, http_port = free_port(), free_port()
+        ports = (f"--workers={','.join(addresses)}", f"--port={port}", f"--http-port={http_port}")
         stack.enter_context(process([*module, "trunkline_router.main", *ports], {}, logs / "router.log"))
         yield f"http://127.0.0.1:{http_port}"
+
+
+def http_stack(model: Path, name: str, logs: Path, worker_flags: Sequence[str] = ()) -> AbstractContextManager[str]:
+    """http_stacks() with one worker."""
+    return http_stacks({name: Served(model, worker_flags)}, logs)
 
 
 def wait_for_completion(url: str, model: str) -> None:

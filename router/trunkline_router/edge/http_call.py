@@ -199,6 +199,17 @@ class HttpCall:
         self.has_begun = True
         await respond(self.send, status, body, [*self.response_headers(), *headers], content_type)
 
+    async def send_part(self, pieces: Sequence[bytes], *, more: bool = True) -> None:
+        """Sends a part of a response of unknown length; with the first part, its status."""
+        if not self.has_begun:
+            self.has_begun = True
+            headers = [(b"content-type", b"application/json"), *self.response_headers()]
+            await self.send({"type": "http.response.start", "status": 200, "headers": headers})
+        for piece in pieces:
+            await self.send({"type": "http.response.body", "body": piece, "more_body": True})
+        if not more:
+            await self.send({"type": "http.response.body", "body": b"", "more_body": False})
+
     async def answer(
         self, responses: AsyncGenerator[Response, None], writer: AnswerWriter[Response], *, streams: bool | None
     ) -> None:

@@ -1,13 +1,14 @@
 """Rerankers as Jina and Cohere have them, and vLLM's /score and /classify."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import orjson
 
 from trunkline.status import invalid
 from trunkline.v1.generation_pb2 import Score, Vector
 from trunkline_router.edge.http_call import HttpCall
-from trunkline_router.edge.pooling.pooled_call import SCORE, Json, Pooled, list_json, pool_of, pooled, usage_json
+from trunkline_router.edge.pooling.pooled_call import SCORE, Json, Pooled, answer_list, pool_of, pooled, usage_json
 from trunkline_router.edge.pooling.pooling_fields import (
     ClassifyRequest,
     CohereRerankRequest,
@@ -25,7 +26,7 @@ async def rerank(call: HttpCall) -> None:
     made = {
         "id": f"rerank-{call.request_id}",
         "model": answer.prompt.model,
-        "usage": usage_json(call, answer),
+        "usage": usage_json(call, answer.prompt, answer.usage),
         "results": _results(body, answer, returns_documents=body.return_documents is not False),
     }
     await call.respond(orjson.dumps(made))
@@ -47,26 +48,32 @@ async def cohere_rerank(call: HttpCall) -> None:
 async def score(call: HttpCall) -> None:
     """POST /v1/score and /score."""
     body = await call.body(ScoreBody)
-    answer = await _ranked(call, body)
-    data = ({"index": index, "object": "score", "score": one} for index, one in enumerate(_relevances(answer)))
-    await call.respond(await list_json(_list_of(call, "score", answer), data))
+    await _check_ranks(call, body)
+
+    def entry(index: int, output: Vector | Score) -> Json:
+        return {"index": index, "object": "score", "score": output.values[0]}
+
+    await answer_list(call, body, SCORE, entry, _list_fields(call, "score"))
 
 
 async def classify(call: HttpCall) -> None:
     """POST /classify."""
     body = await call.body(ClassifyRequest)
     labels = (await pool_of(call, body)).limits.pooling.labels
-    answer = await pooled(call, body, SCORE)
-    data = (_class_json(index, output, labels) for index, output in enumerate(answer.outputs))
-    await call.respond(await list_json(_list_of(call, "classify", answer), data))
+    await answer_list(call, body, SCORE, partial(_class_json, labels), _list_fields(call, "classify"))
 
 
 async def _ranked(call: HttpCall, body: PoolingFields) -> Pooled:
     """Returns the answer of a model that ranks. Raises RequestRefused."""
+    await _check_ranks(call, body)
+    return await pooled(call, body, SCORE)
+
+
+async def _check_ranks(call: HttpCall, body: PoolingFields) -> None:
+    """Raises RequestRefused if the model is a classifier, which ranks nothing."""
     labels = (await pool_of(call, body)).limits.pooling.labels
     if len(labels) > 1:
         raise invalid("model", f"the model ranks nothing: it has the {len(labels)} labels of a classifier")
-    return await pooled(call, body, SCORE)
 
 
 def _relevances(answer: Pooled) -> list[float]:
@@ -86,18 +93,12 @@ def _results(body: RerankFields, answer: Pooled, *, returns_documents: bool) -> 
     return results
 
 
-def _class_json(index: int, output: Vector | Score, labels: Sequence[str]) -> Json:
+def _class_json(labels: Sequence[str], index: int, output: Vector | Score) -> Json:
     values = list(output.values)
     best = values.index(max(values))
     label = labels[best] if best < len(labels) else None
     return {"index": index, "label": label, "probs": values, "num_classes": len(values)}
 
 
-def _list_of(call: HttpCall, kind: str, answer: Pooled) -> Json:
-    return {
-        "id": f"{kind}-{call.request_id}",
-        "object": "list",
-        "created": call.created,
-        "model": answer.prompt.model,
-        "usage": usage_json(call, answer),
-    }
+def _list_fields(call: HttpCall, kind: str) -> Json:
+    return {"id": f"{kind}-{call.request_id}", "object": "list", "created": call.created}

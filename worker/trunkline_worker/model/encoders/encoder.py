@@ -1,4 +1,5 @@
-"""Computes encoders: embeddings, layers of attention and feed-forward parts, in plain PyTorch on any device."""
+"""Computes encoders: embeddings, layers of attention and feed-forward parts, in plain PyTorch on any device, but for
+products in C on a CPU and attention on a GPU."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
