@@ -311,7 +311,9 @@ $(CLIENTS_STAMP): constraints-clients.txt pyproject.toml $(wildcard $(addsuffix 
 	@echo 'make: installing clients for the tests (the first time this takes minutes)'
 	@$(PYTHON) -m venv $(CLIENTS_VENV)
 	@$(CLIENTS_VENV)/bin/python -m pip install --disable-pip-version-check --quiet -c constraints-clients.txt \
-	  instructor litellm 'lm-eval[api]' mcp openai-agents 'pydantic-ai-slim[openai]' transformers
+	  cohere instructor langchain-cohere langchain-community litellm llama-index-embeddings-openai \
+	  llama-index-embeddings-openai-like llama-index-postprocessor-cohere-rerank llama-index-postprocessor-jinaai-rerank \
+	  'lm-eval[api]' mcp openai-agents 'pydantic-ai-slim[openai]' transformers
 	@if command -v node > /dev/null && command -v npm > /dev/null; then \
 	  mkdir -p $(CLIENTS_VENV)/node $(CLIENTS_VENV)/page && \
 	  cp $(NODE_CLIENTS)/package*.json $(CLIENTS_VENV)/node/ && cp $(NODE_PAGE)/package*.json $(CLIENTS_VENV)/page/ && \
