@@ -57,7 +57,7 @@ ASSISTANTS_STAMP := $(CLIENTS_VENV)/assistants/.installed
 PROTOS := protos/trunkline/v1/*.proto protos/trunkline/engine/v1/*.proto
 
 .PHONY: help serve serve-chat test test-slow fuzz tool-calls assistants clients lint protos chart-schema settings-reference access-table metrics-reference observability rooms demo-model clean \
-  bench-engine bench-cpu bench-peer bench-http-peer bench-gguf bench-pooling bench-aiperf bench-host bench-guided bench-outputs bench-observation bench-overload bench-calibration bench-scheduler \
+  bench-engine bench-cpu bench-peer bench-http-peer bench-gguf bench-pooling bench-pooling-mteb bench-aiperf bench-host bench-guided bench-outputs bench-observation bench-overload bench-calibration bench-scheduler \
   bench-fleet bench-gpu bench-routing bench-faults bench-quotas bench-streaming bench-attacks bench-fairness
 .PHONY: help-files help-bench
 
@@ -95,6 +95,7 @@ help-bench:
 	@echo 'make bench-http-peer     router and worker over HTTP against SMG and vLLM; PEERS=folder with vllm and smg'
 	@echo 'make bench-gguf          router and worker over HTTP against llama.cpp; PEERS=folder with llama'
 	@echo 'make bench-pooling       embeddings over HTTP against sentence-transformers; PEERS=folder with sentence-transformers'
+	@echo 'make bench-pooling-mteb  scores of mteb with all-MiniLM-L6-v2 beside sentence-transformers; PEERS=folder with mteb'
 	@echo 'make bench-aiperf        aiperf against router and worker over HTTP; installs aiperf, 1.2 GB'
 	@echo 'make bench-host          host time of a step'
 	@echo 'make bench-guided        what grammars cost a step'
@@ -194,6 +195,9 @@ bench-gguf: $(DEV_STAMP) $(CHAT_MODEL)
 
 bench-pooling: $(DEV_STAMP) $(EMBEDDING_MODEL)
 	@$(BIN)/python -m trunkline_bench.pooling.against_sentence_transformers --peers $(PEERS) --minilm $(dir $(EMBEDDING_MODEL)) $(ARGS)
+
+bench-pooling-mteb: $(DEV_STAMP) $(EMBEDDING_MODEL)
+	@$(BIN)/python -m trunkline_bench.pooling.mteb_scores --peers $(PEERS) --minilm $(dir $(EMBEDDING_MODEL)) $(ARGS)
 
 bench-aiperf: $(DEV_STAMP) $(AIPERF_STAMP)
 	@$(BIN)/python -m trunkline_bench.http_load.main --aiperf $(AIPERF_VENV)/bin/aiperf $(ARGS)
