@@ -57,7 +57,7 @@ ASSISTANTS_STAMP := $(CLIENTS_VENV)/assistants/.installed
 PROTOS := protos/trunkline/v1/*.proto protos/trunkline/engine/v1/*.proto
 
 .PHONY: help serve serve-chat test test-slow fuzz tool-calls assistants clients lint protos chart-schema settings-reference access-table metrics-reference observability rooms demo-model clean \
-  bench-engine bench-cpu bench-peer bench-http-peer bench-gguf bench-pooling bench-reranking bench-chats-beside bench-aiperf bench-host bench-guided bench-outputs bench-observation bench-overload bench-calibration bench-scheduler \
+  bench-engine bench-cpu bench-peer bench-http-peer bench-gguf bench-pooling bench-reranking bench-chats-beside bench-pooling-mteb bench-aiperf bench-host bench-guided bench-outputs bench-observation bench-overload bench-calibration bench-scheduler \
   bench-fleet bench-gpu bench-routing bench-faults bench-quotas bench-streaming bench-attacks bench-fairness
 .PHONY: help-files help-bench
 
@@ -97,6 +97,7 @@ help-bench:
 	@echo 'make bench-pooling       embeddings over HTTP against sentence-transformers; PEERS=folder with sentence-transformers'
 	@echo 'make bench-reranking     tokens that the prefix cache saves when documents are ranked for a query'
 	@echo 'make bench-chats-beside  first tokens of chats while another pool of the router embeds documents'
+	@echo 'make bench-pooling-mteb  scores of mteb with all-MiniLM-L6-v2 beside sentence-transformers; PEERS=folder with mteb'
 	@echo 'make bench-aiperf        aiperf against router and worker over HTTP; installs aiperf, 1.2 GB'
 	@echo 'make bench-host          host time of a step'
 	@echo 'make bench-guided        what grammars cost a step'
@@ -202,6 +203,9 @@ bench-reranking: $(DEV_STAMP) $(EMBEDDING_MODEL)
 
 bench-chats-beside: $(DEV_STAMP) $(EMBEDDING_MODEL)
 	@$(BIN)/python -m trunkline_bench.pooling.chats_beside_documents --minilm $(dir $(EMBEDDING_MODEL)) $(ARGS)
+
+bench-pooling-mteb: $(DEV_STAMP) $(EMBEDDING_MODEL)
+	@$(BIN)/python -m trunkline_bench.pooling.mteb_scores --peers $(PEERS) --minilm $(dir $(EMBEDDING_MODEL)) $(ARGS)
 
 bench-aiperf: $(DEV_STAMP) $(AIPERF_STAMP)
 	@$(BIN)/python -m trunkline_bench.http_load.main --aiperf $(AIPERF_VENV)/bin/aiperf $(ARGS)
@@ -319,7 +323,9 @@ $(CLIENTS_STAMP): constraints-clients.txt pyproject.toml $(wildcard $(addsuffix 
 	@echo 'make: installing clients for the tests (the first time this takes minutes)'
 	@$(PYTHON) -m venv $(CLIENTS_VENV)
 	@$(CLIENTS_VENV)/bin/python -m pip install --disable-pip-version-check --quiet -c constraints-clients.txt \
-	  instructor litellm 'lm-eval[api]' mcp openai-agents 'pydantic-ai-slim[openai]' transformers
+	  cohere instructor langchain-cohere langchain-community litellm llama-index-embeddings-openai \
+	  llama-index-embeddings-openai-like llama-index-postprocessor-cohere-rerank llama-index-postprocessor-jinaai-rerank \
+	  'lm-eval[api]' mcp openai-agents 'pydantic-ai-slim[openai]' transformers
 	@if command -v node > /dev/null && command -v npm > /dev/null; then \
 	  mkdir -p $(CLIENTS_VENV)/node $(CLIENTS_VENV)/page && \
 	  cp $(NODE_CLIENTS)/package*.json $(CLIENTS_VENV)/node/ && cp $(NODE_PAGE)/package*.json $(CLIENTS_VENV)/page/ && \

@@ -55,6 +55,8 @@ MAY: dict[str, set[str]] = {
         "jsonschema_rs",
         "tokenizers",
         "sentence_transformers",
+        "mteb",
+        "datasets",
     },
     # Of the runtime no more than needs no other library: see MUST_NOT_REACH.
     "trunkline_cli": CONTRACT | {"trunkline", "trunkline_runtime", "grpc_health", "huggingface_hub"},

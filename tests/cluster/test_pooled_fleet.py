@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import httpx2
@@ -17,6 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from tests.cluster.processes import Process, Worker, script
 from tests.worker.engine_rig import DEMO_MODEL
 from tests.worker.pooled.checkpoints import VOCAB, write_model, write_modules
+from tests.worker.pooled.pooled_rig import prompts_of
 from trunkline import Client
 from trunkline.errors import InvalidRequest
 from trunkline_bench.servers.ports import free_port
@@ -57,10 +59,10 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     write_tokenizer(scores)
     with ExitStack() as stack:
         started = [
-            Worker(vectors),
-            Worker(vectors),
-            Worker(scores),
-            Worker(DEMO_MODEL, "--dtype=float32", "--kv-blocks=256"),
+            Worker(vectors, "--deterministic"),
+            Worker(vectors, "--deterministic"),
+            Worker(scores, "--deterministic"),
+            Worker(DEMO_MODEL, "--deterministic", "--dtype=float32", "--kv-blocks=256"),
         ]
         for worker in started:
             stack.callback(worker.stop)
@@ -112,6 +114,28 @@ async def test_a_query_and_its_documents_are_ranked_as_transformers_does(fleet: 
 
 def _ids(text: str) -> list[int]:
     return [int(word.removeprefix("w")) for word in text.split()]
+
+
+async def test_outputs_of_busy_workers_are_those_of_idle_ones_to_the_bit(fleet: Fleet) -> None:
+    """First each worker has one request at a time, then all of them at once."""
+    draw = Random(3)
+    batches = [prompts_of([draw.randint(1, 250) for _ in range(draw.choice([1, 3, 24]))], seed=n) for n in range(8)]
+
+    async def asked(client: Client, number: int) -> tuple[str, object]:
+        batch = batches[number]
+        generated = client.complete(
+            f"{number} foxes went to", model="tiny-tales", max_tokens=40, temperature=0.8, seed=number
+        )
+        vectors = client.embed(batch, model="vectors")
+        scores = client.score(DOCUMENTS * 4, model="scores", queries=f"w{number + 5} w7")
+        texts, embedded, ranked = await asyncio.gather(generated, vectors, scores)
+        return texts.text, ([vector.tobytes() for vector in embedded.vectors], ranked.values)
+
+    async with Client(fleet.address) as client:
+        alone = [await asked(client, number) for number in range(len(batches))]
+        together = await asyncio.gather(*(asked(client, number) for number in [*range(len(batches))] * 3))
+    assert together == alone * 3
+    assert len({text for text, _ in alone}) == len(alone), "each text is another one"
 
 
 async def test_a_call_outlives_the_death_of_its_worker(fleet: Fleet) -> None:

@@ -17,6 +17,8 @@ from trunkline_worker.model.checkpoint.checkpoint import EMBEDDING, HEAD
 from trunkline_worker.model.config_json import read_spec
 from trunkline_worker.model.gpu_decoder import GpuDecoder
 from trunkline_worker.model.loading import KV_DTYPES, LoadedModel
+from trunkline_worker.model.pooling.pooling_head import PoolingHead, Projection
+from trunkline_worker.model.pooling.pooling_spec import Pooling
 from trunkline_worker.model.weight_reading import build_weights
 from trunkline_worker.model.weights import Linear, QuantizedLinear, StoredLinear, stored, weight_bytes
 
@@ -48,10 +50,12 @@ def model_of(
     quantization: str = "none",
     kv_dtype: str = "auto",
     context_length: int | None = None,
+    num_labels: int = 0,
 ) -> LoadedModel:
     """A model on the device that is running, loaded as load_model() loads one.
 
     quantization: IN_BLOCKS: as of a checkpoint that is stored so
+    num_labels: of a model that scores; 0: it generates
     """
     device, dtype = torch.device("cuda"), torch.bfloat16
     gpu_decoder.check_options(spec, device, deterministic=deterministic, quantization=quantization, kv_dtype=kv_dtype)
@@ -64,21 +68,27 @@ def model_of(
     decoder = GpuDecoder(spec, weights, context_length=context, deterministic=deterministic, kv_dtype=kv)
     return LoadedModel(
         decoder, spec, "fingerprint", dtype, kv, device, context, frozenset({1}), SamplingParams(), deterministic,
-        weight_bytes(weights),
+        weight_bytes(weights), head=head_of(spec.hidden_size, num_labels) if num_labels else None,
     )  # fmt: skip
 
 
-def inventions(spec: DecoderSpec, seed: int) -> Callable[[Tensor], None]:
+def head_of(hidden: int, num_labels: int, pooling: Pooling = Pooling.LAST) -> PoolingHead:
+    """A head on the device that is running."""
+    weight = torch.empty(num_labels, hidden, dtype=torch.float32, device=torch.device("cuda"))
+    return PoolingHead(pooling, (Projection(weight, None, "identity", None, 0.0),))
+
+
+def inventions(vocab_size: int, seed: int) -> Callable[[Tensor], None]:
     """Fills a tensor of the host with token ids, ranks or log-probabilities, whichever its type is for."""
     draw = np.random.default_rng(seed)
 
     def invent(target: Tensor) -> None:
         shape = tuple(target.shape)
         if target.dtype == torch.int64:
-            tokens = draw.integers(0, spec.vocab_size, shape)
+            tokens = draw.integers(0, vocab_size, shape)
             values = np.where(draw.random(shape) < WRONG_SHARE, -1, tokens)
         elif target.dtype == torch.int32:
-            values = draw.integers(0, spec.vocab_size, shape, dtype=np.int32)
+            values = draw.integers(0, vocab_size, shape, dtype=np.int32)
         else:
             values = -draw.random(shape, dtype=np.float32)
         target.numpy()[...] = values

@@ -14,6 +14,7 @@ from tests.worker.device.models import inventions, model_of
 from tests.worker.device.plans import RandomPlans
 from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
 from trunkline_worker.runner.gpu.gpu_runner import GpuRunner
+from trunkline_worker.runner.gpu.pooling_gpu_runner import PoolingGpuRunner
 from trunkline_worker.runner.gpu.step_inputs import StepLayout, StepShape
 from trunkline_worker.runner.sampler import NOT_FINITE
 from trunkline_worker.settings import EngineSettings
@@ -78,10 +79,11 @@ def check_result(plan: StepPlan, result: StepResult) -> None:
     assert not errors, next(iter(errors.values()), RowError("")).trace
     for index, step in enumerate(plan.steps):
         token = result.token_ids[index]
+        is_made = token is not None or index in result.wholes
         if index in plan.runs:
             assert (index in result.runs) != (index in result.errors)
             continue
-        assert (token is not None) == (step.samples and index not in result.errors), f"entry {index} got {token}"
+        assert is_made == (step.samples and index not in result.errors), f"entry {index} got {token}"
         assert token is None or token >= 0
 
 
@@ -93,17 +95,19 @@ def session(
     num_blocks: int = 3000,
     context_length: int = 4096,
     seed: int = 0,
+    num_labels: int = 0,
     **options: object,
 ) -> Iterator[Session]:
-    """A warmed-up runner. `options`: EngineSettings' fields."""
+    """A warmed-up runner. `options`: EngineSettings' fields; num_labels: of a model that scores; 0: it generates"""
     settings = EngineSettings("model", **options)  # type: ignore[arg-type]
-    device = FakeDevice(card, inventions(spec, seed))
+    device = FakeDevice(card, inventions(spec.vocab_size, seed))
     with device.running():
         model = model_of(
             spec, deterministic=settings.deterministic, quantization=settings.quantization,
-            kv_dtype=settings.kv_dtype, context_length=context_length,
+            kv_dtype=settings.kv_dtype, context_length=context_length, num_labels=num_labels,
         )  # fmt: skip
-        runner = GpuRunner(model, settings, num_blocks=num_blocks)
+        kind = PoolingGpuRunner if num_labels else GpuRunner
+        runner = kind(model, settings, num_blocks=num_blocks)
         runner.warm_up(lambda stage: None)
         shapes = runner._programs.shapes
         if settings.graphs != "off" and (len(device.graphs) != len(shapes) or len(set(shapes)) != len(shapes)):

@@ -63,7 +63,7 @@ def test_the_schedulers_plans_keep_the_rules(options: dict[str, Any], monkeypatc
     limits = {"max_step_tokens": 512, "max_running_requests": 16, "kv_blocks": 2000, "itl_target_ms": 0.0}
     settings = EngineSettings("model", **{**limits, **options})
     spec = spec_of("qwen3-0.6b", layers=1)
-    device = FakeDevice(H200, inventions(spec, seed=2))
+    device = FakeDevice(H200, inventions(spec.vocab_size, seed=2))
     monkeypatch.setattr(
         "trunkline_worker.engine.step_runner.QueueingExecutor",
         lambda runner, run_ahead: LaunchingExecutor(device, runner, run_ahead),

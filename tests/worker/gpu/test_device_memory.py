@@ -46,7 +46,7 @@ class Worker:
 
 @contextmanager
 def placed(card: Card, *, others: int = 0, name: str) -> Iterator[FakeDevice]:
-    device = FakeDevice(card, inventions(spec_of(name), seed=1), others=others)
+    device = FakeDevice(card, inventions(spec_of(name).vocab_size, seed=1), others=others)
     with device.running():
         yield device
         gc.collect()

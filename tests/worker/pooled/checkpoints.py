@@ -60,11 +60,19 @@ VARIANTS = ENCODERS | DECODERS
 
 
 def write_model(
-    folder: Path, name: str, head: str, *, num_labels: int = 2, dtype: torch.dtype = torch.float32, **config: Any
+    folder: Path,
+    name: str,
+    head: str,
+    *,
+    num_labels: int = 2,
+    dtype: torch.dtype = torch.float32,
+    matrix_noise: float = 0.1,
+    **config: Any,
 ) -> Any:
     """Writes a checkpoint, and returns the model of transformers in float32.
 
     head: "Model", "ForSequenceClassification" or "ForCausalLM"
+    matrix_noise: that is added to matrices; 0: they are as small as in trained models (initializer_range)
     """
     variant = VARIANTS[name]
     torch.manual_seed(7)
@@ -73,7 +81,7 @@ def write_model(
     model = getattr(transformers, f"{variant.family}{head}")(made)
     with torch.no_grad():
         for parameter in model.parameters():  # so that biases and norms matter
-            parameter.add_(torch.randn_like(parameter) * 0.1)
+            parameter.add_(torch.randn_like(parameter) * (matrix_noise if parameter.ndim > 1 else 0.1))
         model.to(dtype).save_pretrained(folder)
     return model.float().eval()
 

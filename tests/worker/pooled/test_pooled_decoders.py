@@ -63,13 +63,14 @@ def test_the_triton_kernels_refuse_poolings_of_every_state(tmp_path: Path) -> No
         PooledEngine(tmp_path, kernels="triton")
 
 
-@pytest.mark.parametrize("name", ["mistral", "qwen3"])
+@pytest.mark.parametrize("name", DECODERS)
 def test_vectors_in_bfloat16_point_the_same_way(name: str, tmp_path: Path) -> None:
-    model = write_model(tmp_path, name, "Model", dtype=torch.bfloat16)
+    """With larger matrices than those of trained models, rounding counts for more: 0.9998 for Qwen3."""
+    model = write_model(tmp_path, name, "Model", dtype=torch.bfloat16, matrix_noise=0.0)
     write_modules(tmp_path, pooling="pooling_mode_lasttoken")
     prompts = prompts_of()
     for prompt, vector in zip(prompts, PooledEngine(tmp_path).outputs(prompts), strict=True):
-        assert cosine_similarity(vector, states_of(model, prompt)[-1], dim=0) >= 0.999
+        assert cosine_similarity(vector, states_of(model, prompt)[-1], dim=0) >= 0.9999
 
 
 @pytest.mark.parametrize("pooling", ["pooling_mode_lasttoken", "pooling_mode_mean_tokens"])

@@ -60,8 +60,8 @@ def read_encoder(spec: EncoderSpec, dtype: torch.dtype, device: torch.device, ch
     """Returns the weights of the checkpoint. Before it allocates anything, it checks the files' headers against the
     config. Raises ModelError if a check fails."""
     at = prefix_of(spec, checkpoint)
-    _build(spec, at, dtype, torch.device("meta"), checkpoint.check_header)
-    return _build(spec, at, dtype, device, checkpoint.read_into)
+    build_encoder(spec, at, dtype, torch.device("meta"), checkpoint.check_header)
+    return build_encoder(spec, at, dtype, device, checkpoint.read_into)
 
 
 def prefix_of(spec: EncoderSpec, checkpoint: Checkpoint) -> str:
@@ -69,7 +69,8 @@ def prefix_of(spec: EncoderSpec, checkpoint: Checkpoint) -> str:
     return spec.prefix if f"{spec.prefix}{spec.embedding.words}.weight" in checkpoint else ""
 
 
-def _build(spec: EncoderSpec, at: str, dtype: torch.dtype, device: torch.device, fill: Fill) -> EncoderWeights:
+def build_encoder(spec: EncoderSpec, at: str, dtype: torch.dtype, device: torch.device, fill: Fill) -> EncoderWeights:
+    """Returns weights that `fill` has filled, by the names of their tensors, of which all begin with `at`."""
     read = TensorReader(dtype, device, fill, never_quantized)
     hidden = spec.sizes.hidden
 
