@@ -88,7 +88,8 @@ def calls_of(layers: list[PackedExperts], num_rows: int, dtype: torch.dtype) -> 
         for layer, x, logits in calls:
             layer.multiply(x, logits)
 
-    return multiply, sum(len(layer.route(logits).experts.unique()) for layer, _, logits in calls) / CALLS
+    used = [len(set(layer.route(logits).experts.flatten().tolist())) for layer, _, logits in calls]
+    return multiply, sum(used) / CALLS
 
 
 def measured(kind: str, layers: list[PackedExperts], num_rows: int, repeats: int) -> list[float]:
