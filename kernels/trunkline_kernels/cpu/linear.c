@@ -152,10 +152,6 @@ INLINE void multiply_tile(const float *restrict x, const float *restrict x_sums,
         for (int r = 0; r < rows; r++)
             for (int v = 0; v < 2 * width; v++) acc[r][v] = (floats){0};
         for (int64_t s = begin; s < end; s++, next += ahead) {
-            /* One row of weights that are not widened keeps up with memory, and prefetching slows it down. */
-            for (int v = 0; v < width && (WEIGHT_BITS || rows > 1); v++)
-                for (int byte = 0; byte < STEP_BYTES; byte += LINE)
-                    __builtin_prefetch(next + v * size * 4 + byte, 0, 2);
 #pragma GCC unroll 8
             for (int part = 0; part < STEP; part++) {
                 if (width > 1) __asm__("" : : : "memory"); /* else GCC keeps words in registers, and sums in memory */
@@ -175,6 +171,10 @@ INLINE void multiply_tile(const float *restrict x, const float *restrict x_sums,
 #pragma GCC unroll 8
                     for (int v = 0; v < 2 * width; v++) acc[r][v] += weight[v] * x[(s * STEP + part) * rows + r];
             }
+            /* One row of weights that are not widened keeps up with memory, and prefetching slows it down. */
+            for (int v = 0; v < width && (WEIGHT_BITS || rows > 1); v++)
+                for (int byte = 0; byte < STEP_BYTES; byte += LINE)
+                    __builtin_prefetch(next + v * size * 4 + byte, 0, 2);
         }
         for (int v = 0; v < 2 * width; v++) {
             floats scale = {0}, offset = {0};
