@@ -90,7 +90,7 @@ help-files:
 help-bench:
 	@echo 'Benchmarks take ARGS="flags" (ARGS=--help lists them); most write a report to bench/results.'
 	@echo 'make bench-engine        the engine against static batching'
-	@echo 'make bench-cpu           the engine on this CPU against transformers; MODEL=folder of a checkpoint'
+	@echo 'make bench-cpu           the engine on this CPU against transformers; MODEL=folder of a checkpoint; --peers DIR: and vLLM'
 	@echo 'make bench-peer          the engine against vLLM on the CPU; PEERS=folder with vllm/bin/python'
 	@echo 'make bench-http-peer     router and worker over HTTP against SMG and vLLM; PEERS=folder with vllm and smg'
 	@echo 'make bench-gguf          router and worker over HTTP against llama.cpp; PEERS=folder with llama'

@@ -1,5 +1,5 @@
-"""`make bench-cpu MODEL=DIR`: the engine on this CPU, in both dtypes and with quantised weights, against transformers
-and the memory's bandwidth.
+"""`make bench-cpu MODEL=DIR`: the engine on this CPU, in both dtypes and with quantised weights, against transformers,
+vLLM's CPU build if --peers names a folder with vllm/bin/python, and the memory's bandwidth.
 
 Requests of one row arrive together, have the same lengths and end together, so that static batching pads nothing. Each
 run has a fresh process; all kinds of runs take turns, and the report has medians.
@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from trunkline_bench.engine.against_vllm import VLLM_ENVIRONMENT
 from trunkline_bench.engine.measured_run import Job, Measured
 from trunkline_bench.engine.workload import BenchRequest
 from trunkline_bench.reports.markdown import listed
@@ -37,6 +38,7 @@ KINDS = {
     "int8": ("bfloat16", "int8"),
     "int4": ("bfloat16", "int4"),
 }
+PEERS = ("transformers", "vllm")
 READ_BYTES = 1 << 30  # far more than any cache
 READS = 5
 
@@ -68,12 +70,14 @@ def requests(count: int, vocab_size: int) -> list[BenchRequest]:
     return [BenchRequest([draw.randrange(3, vocab_size) for _ in range(PROMPT)], OUTPUT) for _ in range(count)]
 
 
-def measure(job: Job, checkout: Path) -> float:
+def measure(job: Job, checkout: Path, python: str) -> float:
     """Output tokens per second of a job, run by the code of a checkout. Raises SystemExit if it fails."""
     done = subprocess.run(
-        [sys.executable, "-m", "trunkline_bench.engine.measured_run"],
+        [python, "-m", "trunkline_bench.engine.measured_run"],
         input=json.dumps({name: value for name, value in asdict(job).items() if value != "none"}),  # for earlier code
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(str(checkout / name) for name in PACKAGES)},
+        env=os.environ
+        | VLLM_ENVIRONMENT
+        | {"PYTHONPATH": os.pathsep.join(str(checkout / name) for name in PACKAGES), "VLLM_LOGGING_LEVEL": "ERROR"},
         capture_output=True,
         text=True,
         check=False,
@@ -84,13 +88,16 @@ def measure(job: Job, checkout: Path) -> float:
     return measured.output_tokens / measured.seconds
 
 
-def table(times: Times, runners: list[str], model: Path, bandwidth: float) -> str:
+def table(times: Times, runners: list[str], kinds: list[str], model: Path, bandwidth: float) -> str:
+    peers = [runner for runner in runners if runner in PEERS]
+    relative = " | ".join(f"ours, relative to {peer}" for peer in peers)
     lines = [
         f"| weights | at once | {' | '.join(f'{runner}, tok/s' for runner in runners)} "
-        "| ours, relative to transformers | weights read, share of bandwidth |",
-        "|---|---|" + "---|" * (len(runners) + 2),
+        f"| {relative} | weights read, share of bandwidth |",
+        "|---|---|" + "---|" * (len(runners) + len(peers) + 1),
     ]
-    for kind, (dtype, _) in KINDS.items():
+    for kind in kinds:
+        dtype, _ = KINDS[kind]
         for count in AT_ONCE:
             # The others compute with the dtype's weights.
             rates = {
@@ -99,9 +106,10 @@ def table(times: Times, runners: list[str], model: Path, bandwidth: float) -> st
             }
             # Each step of a batch reads the weights once.
             share = f"{rates['ours'] / count * weight_bytes_read(model, kind) / bandwidth:.0%}"
+            ratios = " | ".join(f"{rates['ours'] / rates[peer]:.2f}" for peer in peers)
             lines.append(
                 f"| {kind} | {count} | {' | '.join(f'{rates[runner]:,.1f}' for runner in runners)} "
-                f"| {rates['ours'] / rates['transformers']:.2f} | {share if count == 1 else '-'} |"
+                f"| {ratios} | {share if count == 1 else '-'} |"
             )
     return "\n".join(lines) + "\n"
 
@@ -110,6 +118,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True, help="folder of a checkpoint")
     parser.add_argument("--before", type=Path, help="a checkout of earlier code, for one more column")
+    parser.add_argument("--peers", type=Path, help="folder with vllm/bin/python, for one more column")
+    # Others than ours have the dtypes of these, so quantised weights come after bfloat16.
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="forms of weights")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--output", type=Path, default=REPOSITORY / "bench" / "results")
     arguments = parser.parse_args()
@@ -120,21 +131,26 @@ def main() -> None:
     checkouts = {"ours": REPOSITORY, "transformers": REPOSITORY}
     if arguments.before is not None:
         checkouts = {"before": arguments.before.resolve(), **checkouts}
-    command = make_command("bench-cpu MODEL=…", ["--repeats", str(arguments.repeats)])
+    pythons = dict.fromkeys(checkouts, sys.executable)
+    if arguments.peers is not None:
+        checkouts["vllm"], pythons["vllm"] = REPOSITORY, str(arguments.peers / "vllm" / "bin" / "python")
+    flags = ["--repeats", str(arguments.repeats), "--kinds", *arguments.kinds]
+    command = make_command("bench-cpu MODEL=…", flags + ["--peers", "DIR"] * (arguments.peers is not None))
     found = facts(command, "no GPU", ("trunkline", "torch", "transformers"))
     times: Times = defaultdict(list)
     bandwidth = 0.0
     for turn in range(arguments.repeats):
         bandwidth = max(bandwidth, memory_bandwidth())
-        for kind, (dtype, quantization) in KINDS.items():
+        for kind in arguments.kinds:
+            dtype, quantization = KINDS[kind]
             for count in AT_ONCE:
                 told = []
                 for name, checkout in checkouts.items():
-                    runner = "transformers" if name == "transformers" else "engine"
+                    runner = name if name in PEERS else "engine"
                     if quantization != "none" and name != "ours":
                         continue
                     job = Job(runner, str(model), dtype, threads, count, requests(count, vocab_size), quantization)
-                    times[name, kind, count].append(measure(job, checkout))
+                    times[name, kind, count].append(measure(job, checkout, pythons[name]))
                     told.append(f"{name} {times[name, kind, count][-1]:,.1f}")
                 print(f"  turn {turn + 1}, {kind}, {count} at once: {', '.join(told)} tok/s", flush=True)
     earlier = f"- before: {commit(checkouts['before'])}\n" if "before" in checkouts else ""
@@ -147,7 +163,7 @@ def main() -> None:
         f"- memory: {bandwidth / 1e9:.1f} GB/s, read by all threads together\n"
         + earlier
         + "\n"
-        + table(times, list(checkouts), model, bandwidth)
+        + table(times, list(checkouts), arguments.kinds, model, bandwidth)
     )
     arguments.output.mkdir(parents=True, exist_ok=True)
     path = arguments.output / f"cpu-{model.name}-{found['date']}.md"

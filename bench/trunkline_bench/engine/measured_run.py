@@ -1,6 +1,7 @@
-"""One measured run in a process of its own: the engine, or transformers' static batching, over one workload.
+"""One measured run in a process of its own: the engine, transformers' static batching or vLLM, over one workload.
 
-against_transformers.py starts it. It reads a JSON job from standard input and writes a JSON result to standard output.
+against_transformers.py and cpu_model.py start it. It reads a JSON job from standard input and writes a JSON result to
+standard output.
 """
 
 import json
@@ -21,11 +22,11 @@ from trunkline_bench.engine.workload import BenchRequest
 class Job:
     """A run."""
 
-    runner: str  # "engine" or "transformers"
+    runner: str  # of RUNNERS
     model: str
     dtype: str
     threads: int
-    concurrency: int  # requests at once: in flight for the engine, batch size for transformers
+    concurrency: int  # requests at once: in flight for the engine and vLLM, batch size for transformers
     requests: list[BenchRequest]
     quantization: str = "none"  # of the engine
 
@@ -121,13 +122,40 @@ def run_transformers(job: Job) -> Callable[[], int]:
     return run
 
 
+def run_vllm(job: Job) -> Callable[[], int]:
+    """vLLM's CPU build, in a Python that has it. Returns a function as run_engine does."""
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(
+        job.model, skip_tokenizer_init=True, dtype=job.dtype, max_model_len=2048, enforce_eager=True,
+        max_num_seqs=job.concurrency,
+    )  # fmt: skip
+
+    def run() -> int:
+        results = llm.generate(
+            [{"prompt_token_ids": request.prompt} for request in job.requests],
+            [
+                SamplingParams(temperature=0, ignore_eos=True, detokenize=False, max_tokens=request.output_tokens)
+                for request in job.requests
+            ],
+            use_tqdm=False,
+        )
+        for result, request in zip(results, job.requests, strict=True):
+            assert len(result.outputs[0].token_ids) == request.output_tokens
+        return sum(len(request.prompt) + request.output_tokens - 1 for request in job.requests)
+
+    return run
+
+
+RUNNERS = {"engine": run_engine, "transformers": run_transformers, "vllm": run_vllm}
+
+
 def main() -> None:
     data = json.load(sys.stdin)
     job = Job(**{**data, "requests": [BenchRequest(**request) for request in data["requests"]]})
     torch.set_num_threads(job.threads)
     warm_up = [BenchRequest(job.requests[0].prompt[:8], 4)]
-    prepare = {"engine": run_engine, "transformers": run_transformers}[job.runner]
-    run = prepare(job)
+    run = RUNNERS[job.runner](job)
     # A short run first, so that lazy initialisation is not measured.
     wanted, job.requests[:] = list(job.requests), warm_up
     run()

@@ -8,13 +8,15 @@
  * A build is for weights of its element type or, with -DWEIGHT_BITS=8 or 4, for quantised ones, which stand for
  * stored * scale + offset. Inputs share scale and offset in groups: the group's sum of stored values times inputs is
  * multiplied by the scale, and its sum of inputs by the offset. 8 bits have no offset. One tile of rows widens words in
- * registers; several tiles share a span of inputs that the first of them widened into memory.
+ * registers; several tiles share a span of inputs that the first of them widened into memory. While tiles multiply by a
+ * span, they prefetch the next one.
  *
  * The additions of each element of the result have one order, whatever the numbers of rows and threads are. They run in
  * chains of some hundred inputs, whose sums are added: one long chain would round more.
  */
 #include "element.h"
 
+#include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -54,7 +56,9 @@ typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4), may_alia
 #define STEP 1
 #endif
 #define SPAN (4096 / PANEL)                           /* inputs of a panel that widen to 16 KB: half of an L1 */
-#define CHAIN_STEPS (WEIGHT_BITS ? SPAN / STEP : 256) /* most steps of a chain of additions */
+#define CHAIN_STEPS (WEIGHT_BITS ? SPAN / STEP : 256) /* most steps of a chain of additions, and those of a span */
+#define STEP_BYTES (PANEL * 4)                        /* of a panel */
+#define LINE 64                                       /* bytes of a cache line */
 #define HAS_OFFSETS (WEIGHT_BITS == 4)
 #define ZERO 8.0f /* 4-bit weights without offsets stand for (stored - ZERO) * scale */
 
@@ -100,13 +104,18 @@ INLINE floats half_of(words both, int part) {
     return part == 0 ? (floats)(both << 16) : (floats)(both & 0xFFFF0000u);
 }
 
-/* LANES outputs of one of a word's inputs, as float32; of 4 bits, times 16^part but for the last, so that masks do
- * without shifts: arrange() divides the input by that. */
+/* LANES outputs of one of a word's inputs, as float32. Those of quantised weights are too large by a power of two, which
+ * saves instructions: arrange() multiplies the input by UNDO. 8 bits stay at the top of a word, and 4 bits where they
+ * are but for the last ones. */
 INLINE floats widened(const uint32_t *from, int part) {
-#if WEIGHT_BITS == 8
-    return __builtin_convertvector(*(const ints *)from << (24 - 8 * part) >> 24, floats);
-#elif WEIGHT_BITS == 4
+#if WEIGHT_BITS
     words word = *(const words *)from;
+#endif
+#if WEIGHT_BITS == 8
+    word <<= 24 - 8 * part;
+    if (part) word &= 0xFF000000u;
+    return __builtin_convertvector((ints)word, floats);
+#elif WEIGHT_BITS == 4
     if (part == 7) return __builtin_convertvector((ints)(word >> 28), floats);
     return __builtin_convertvector((ints)(word & 15u << (4 * part)), floats);
 #elif defined(BF16)
@@ -118,13 +127,23 @@ INLINE floats widened(const uint32_t *from, int part) {
 
 enum use { NOTHING, WRITE, READ }; /* what a tile does with the memory for widened weights */
 
-/* Adds the products of a tile of `rows` rows and `width` panels from `panel` on, over steps from `begin` (a multiple
- * of CHAIN_STEPS) to `last`.  x: [steps][STEP][rows]; x_sums: [groups][rows]; wide: the widened weights of a panel,
- * [input][output]; sums: [rows][width * PANEL] */
-INLINE void multiply_tile(const float *restrict x, const float *restrict x_sums, const weights *w, int64_t panel,
-                          int64_t begin, int64_t last, float *restrict wide, float *restrict sums, const int rows,
-                          const int width, const enum use use) {
-    for (int64_t first = begin, end; begin < last; begin = end) {
+/* A span of panels: steps from `begin` (a multiple of CHAIN_STEPS) to `last`. */
+typedef struct {
+    const weights *w;
+    int64_t panel, begin, last; /* `panel` is the first one */
+    const char *next;           /* what a tile is to have prefetched of the first panel: `ahead` bytes for each step */
+    int64_t ahead;
+} span;
+
+/* Adds the products of a tile of `rows` rows and `width` panels over a span.  x: [steps][STEP][rows]; x_sums:
+ * [groups][rows]; wide: the widened weights of a panel, [input][output]; sums: [rows][width * PANEL] */
+INLINE void multiply_tile(const float *restrict x, const float *restrict x_sums, const span *of, float *restrict wide,
+                          float *restrict sums, const int rows, const int width, const enum use use) {
+    const weights *w = of->w;
+    const char *next = of->next;
+    const uint32_t *panels = w->panels + of->panel * w->steps * PANEL;
+    const int64_t panel = of->panel, first = of->begin, last = of->last, ahead = of->ahead, size = w->steps * PANEL;
+    for (int64_t begin = first, end; begin < last; begin = end) {
         int64_t group = WEIGHT_BITS ? begin / w->group : 0, group_end = WEIGHT_BITS ? (group + 1) * w->group : last;
         end = (begin / CHAIN_STEPS + 1) * CHAIN_STEPS;
         if (group_end < end) end = group_end;
@@ -132,13 +151,14 @@ INLINE void multiply_tile(const float *restrict x, const float *restrict x_sums,
         floats acc[TILE][8];
         for (int r = 0; r < rows; r++)
             for (int v = 0; v < 2 * width; v++) acc[r][v] = (floats){0};
-        for (int64_t s = begin; s < end; s++)
+        for (int64_t s = begin; s < end; s++, next += ahead) {
 #pragma GCC unroll 8
             for (int part = 0; part < STEP; part++) {
+                if (width > 1) __asm__("" : : : "memory"); /* else GCC keeps words in registers, and sums in memory */
                 floats weight[8];
 #pragma GCC unroll 8
                 for (int v = 0; v < 2 * width; v++) {
-                    const uint32_t *from = w->panels + ((panel + v / 2) * w->steps + s) * PANEL + v % 2 * LANES;
+                    const uint32_t *from = panels + v / 2 * size + s * PANEL + v % 2 * LANES;
                     floats *at = (floats *)(wide + ((s - first) * STEP + part) * PANEL + v * LANES);
                     weight[v] = use == READ ? *at : widened(from, part);
 #ifdef REGISTER
@@ -151,6 +171,11 @@ INLINE void multiply_tile(const float *restrict x, const float *restrict x_sums,
 #pragma GCC unroll 8
                     for (int v = 0; v < 2 * width; v++) acc[r][v] += weight[v] * x[(s * STEP + part) * rows + r];
             }
+            /* One row of weights that are not widened keeps up with memory, and prefetching slows it down. */
+            for (int v = 0; v < width && (WEIGHT_BITS || rows > 1); v++)
+                for (int byte = 0; byte < STEP_BYTES; byte += LINE)
+                    __builtin_prefetch(next + v * size * 4 + byte, 0, 2);
+        }
         for (int v = 0; v < 2 * width; v++) {
             floats scale = {0}, offset = {0};
             int64_t at = ((panel + v / 2) * w->groups + group) * PANEL + v % 2 * LANES;
@@ -170,7 +195,7 @@ INLINE void multiply_tile(const float *restrict x, const float *restrict x_sums,
 /* Tiles for which multiply_tile is compiled, with constants, so that all sums stay in registers. Few rows take several
  * panels at once: one panel would be too few chains of additions to keep the machine busy. */
 #if WEIGHT_BITS
-#define HIGH(X, R) X(R, 1, WRITE) X(R, 1, READ)
+#define HIGH(X, R) X(R, 1, NOTHING) X(R, 1, WRITE) X(R, 1, READ)
 #else
 #define HIGH(X, R) X(R, 1, NOTHING)
 #endif
@@ -181,21 +206,21 @@ INLINE void multiply_tile(const float *restrict x, const float *restrict x_sums,
     HIGH(X, 6) HIGH(X, 7) HIGH(X, 8) HIGH(X, 9) HIGH(X, 10) HIGH(X, 11) HIGH(X, 12)
 #else
 #define TILES(X) \
-    X(1, 4, NOTHING) X(2, 2, NOTHING) X(3, 2, NOTHING) X(1, 1, NOTHING) X(2, 1, NOTHING) \
+    X(1, 4, NOTHING) X(2, 2, NOTHING) X(1, 1, NOTHING) X(2, 1, NOTHING) \
     HIGH(X, 3) HIGH(X, 4) HIGH(X, 5) HIGH(X, 6)
 #endif
 
 /* A function for each: in one, GCC runs out of registers. */
 #define FUNCTION(R, W, USE) \
     static __attribute__((noinline)) void tile_##R##_##W##_##USE( \
-        const float *x, const float *x_sums, const weights *w, int64_t panel, int64_t begin, int64_t last, \
-        float *wide, float *sums) { multiply_tile(x, x_sums, w, panel, begin, last, wide, sums, R, W, USE); }
+        const float *x, const float *x_sums, const span *of, float *wide, float *sums) { \
+        multiply_tile(x, x_sums, of, wide, sums, R, W, USE); }
 TILES(FUNCTION)
 
-static void tile(const float *x, const float *x_sums, const weights *w, int64_t panel, int64_t begin, int64_t last,
-                 float *wide, float *sums, int rows, int width, enum use use) {
+static void tile(const float *x, const float *x_sums, const span *of, float *wide, float *sums, int rows, int width,
+                 enum use use) {
 #define CASE(R, W, USE) \
-    case ((USE) * 16 + (R)) * 8 + (W): tile_##R##_##W##_##USE(x, x_sums, w, panel, begin, last, wide, sums); return;
+    case ((USE) * 16 + (R)) * 8 + (W): tile_##R##_##W##_##USE(x, x_sums, of, wide, sums); return;
     switch ((use * 16 + rows) * 8 + width) { TILES(CASE) }
 }
 
@@ -204,12 +229,18 @@ static inline int width_of(int rows) {
 #if TILE == 12
     return rows == 1 ? 4 : rows <= 6 ? 2 : 1;
 #else
-    return rows == 1 ? 4 : rows <= 3 ? 2 : 1;
+    return rows == 1 ? 4 : rows == 2 ? 2 : 1; /* the sums of three rows and two panels would not fit */
 #endif
 }
 
-/* By which inputs of a 4-bit word are multiplied, for widened(). */
-static const float UNDO[] = {1.0f, 0x1p-4f, 0x1p-8f, 0x1p-12f, 0x1p-16f, 0x1p-20f, 0x1p-24f, 1.0f};
+/* By which inputs of a word are multiplied, for widened(). */
+#if WEIGHT_BITS == 8
+static const float UNDO[STEP] = {0x1p-24f, 0x1p-24f, 0x1p-24f, 0x1p-24f};
+#elif WEIGHT_BITS == 4
+static const float UNDO[STEP] = {1.0f, 0x1p-4f, 0x1p-8f, 0x1p-12f, 0x1p-16f, 0x1p-20f, 0x1p-24f, 1.0f};
+#else
+static const float UNDO[STEP] = {[0 ... STEP - 1] = 1.0f};
+#endif
 
 /* Widens rows of x to float32, in the order of multiply_tile: [steps][STEP][rows]. x_sums: [groups][rows]; the rows are
  * those from `first` on or, if `sources` is not null, those that it names from there on. */
@@ -218,7 +249,7 @@ static void arrange(const elem *x, const int64_t *sources, int64_t first, const 
     for (int r = 0; r < rows; r++) {
         const elem *row = x + (sources ? sources[first + r] : first + r) * in;
         for (int64_t i = 0; i < in; i++)
-            arranged[i * rows + r] = load(row[i]) * (WEIGHT_BITS == 4 ? UNDO[i % 8] : 1.0f);
+            arranged[i * rows + r] = load(row[i]) * UNDO[i % STEP];
         for (int64_t i = in; i < w->steps * STEP; i++) arranged[i * rows + r] = 0.0f;
         for (int64_t group = 0; HAS_OFFSETS && group < w->groups; group++) {
             float sums[8] = {0}; /* in several chains, which the compiler turns into vectors */
@@ -255,24 +286,30 @@ static inline float *arranged_rows(const memory *m, const product *p, int64_t ro
     return m->arranged + (p->begin + row) * (p->w.steps * STEP + p->w.groups);
 }
 
-/* The outputs of one tile and up to four panels, or of up to TILES_PER_ITEM tiles and one panel. */
-static void compute(const memory *m, const product *p, int64_t first_tile, int64_t last_tile, int64_t panel,
-                    int width) {
+/* The outputs of one tile and up to four panels, or of up to TILES_PER_ITEM tiles and one panel.  following: the first
+ * panel that this thread takes next, or `panel` if that is not known */
+static void compute(const memory *m, const product *p, int64_t first_tile, int64_t last_tile, int64_t panel, int width,
+                    int64_t following) {
     float sums[TILES_PER_ITEM * TILE * PANEL];
     float wide[SPAN * PANEL];
     const weights *w = &p->w;
     int64_t row = first_row(p, first_tile), rows = first_row(p, last_tile) - row;
-    int is_shared = WEIGHT_BITS && width == 1 && rows >= TILE / 2; /* as where there are several tiles */
-    int64_t span = is_shared ? CHAIN_STEPS : w->steps;
+    int is_shared = WEIGHT_BITS && last_tile - first_tile > 1;
     memset(sums, 0, (size_t)rows * width * PANEL * sizeof(float));
-    for (int64_t begin = 0; begin < w->steps; begin += span)
+    span of = {.w = w, .panel = panel, .ahead = STEP_BYTES / (last_tile - first_tile)};
+    for (of.begin = 0; of.begin < w->steps; of.begin = of.last) {
+        of.last = of.begin + CHAIN_STEPS < w->steps ? of.begin + CHAIN_STEPS : w->steps;
+        /* Each tile prefetches its share of the next span, so that memory is read all the time. */
+        int64_t next = of.last < w->steps ? panel * w->steps + of.last : following * w->steps;
+        of.next = (const char *)w->panels + next * STEP_BYTES;
         for (int64_t t = first_tile; t < last_tile; t++) {
             int64_t at = first_row(p, t), height = first_row(p, t + 1) - at;
             const float *x = arranged_rows(m, p, at);
             enum use use = !is_shared ? NOTHING : t == first_tile ? WRITE : READ;
-            tile(x, x + height * w->steps * STEP, w, panel, begin, begin + span < w->steps ? begin + span : w->steps,
-                 wide, sums + (at - row) * PANEL, (int)height, width, use);
+            tile(x, x + height * w->steps * STEP, &of, wide, sums + (at - row) * width * PANEL, (int)height, width, use);
+            of.next += of.ahead * (of.last - of.begin);
         }
+    }
     int64_t first = panel * PANEL;
     int count = p->out - first < width * PANEL ? (int)(p->out - first) : width * PANEL;
     for (int64_t r = 0; r < rows; r++) {
@@ -285,7 +322,8 @@ static void compute(const memory *m, const product *p, int64_t first_tile, int64
     }
 }
 
-#define GROUP 4 /* panels of an item of parallel work */
+#define GROUP 4   /* panels of an item of parallel work */
+#define SHARES 32 /* in which a thread takes its items, so that a slow one leaves some to others */
 
 /* Whether this build's CPU has instructions for products of bfloat16, for which oneDNN has kernels. */
 int has_bfloat16_products(void) {
@@ -309,7 +347,9 @@ static void multiply_products(const elem *x, const int64_t *sources, const produ
             tiles[num_tiles++] = (part){products + i, t, t + 1};
             blocks[num_blocks - 1].last = t + 1;
         }
-    int64_t panels = panels_of(products->out), items = (panels + GROUP - 1) / GROUP;
+    int64_t panels = panels_of(products->out), items = (panels + GROUP - 1) / GROUP, all = num_blocks * items;
+    /* A thread takes several items in a row, whose panels follow each other in memory. */
+    int64_t at_once = all / (omp_get_max_threads() * SHARES) + 1;
 #pragma omp parallel
     {
 #pragma omp for schedule(static)
@@ -319,19 +359,23 @@ static void multiply_products(const elem *x, const int64_t *sources, const produ
             float *to = arranged_rows(m, p, row);
             arrange(x, sources, p->begin + row, &p->w, to, to + height * p->w.steps * STEP, (int)height, in);
         }
-#pragma omp for collapse(2) schedule(dynamic)
-        for (int64_t item = 0; item < items; item++)
-            for (int64_t block = 0; block < num_blocks; block++) {
-                const product *p = blocks[block].p;
-                int64_t end = (item + 1) * GROUP < panels ? (item + 1) * GROUP : panels;
-                int64_t first = blocks[block].first, last = blocks[block].last;
-                int64_t at_once = WEIGHT_BITS ? last - first : 1; /* tiles */
-                int widest = width_of((int)((p->rows + p->tiles - 1) / p->tiles)), width;
-                for (int64_t panel = item * GROUP; panel < end; panel += width) {
-                    width = at_once > 1 || panel + widest > end ? 1 : widest;
-                    for (int64_t t = first; t < last; t += at_once) compute(m, p, t, t + at_once, panel, width);
-                }
+#pragma omp for schedule(dynamic, at_once)
+        for (int64_t i = 0; i < all; i++) {
+            const part *found = blocks + i / items;
+            const product *p = found->p;
+            /* All blocks of a product take the same panels before the next ones. */
+            int64_t begin = found - blocks - found->first / TILES_PER_ITEM;
+            int64_t of_product = (p->tiles + TILES_PER_ITEM - 1) / TILES_PER_ITEM, place = i - begin * items;
+            const part *block = blocks + begin + place % of_product;
+            int64_t item = place / of_product, end = (item + 1) * GROUP < panels ? (item + 1) * GROUP : panels;
+            int widest = width_of((int)((p->rows + p->tiles - 1) / p->tiles)), width;
+            int is_followed = (i + 1) % at_once > 0 && place % of_product == of_product - 1 && item + 1 < items;
+            for (int64_t panel = item * GROUP; panel < end; panel += width) {
+                width = block->last - block->first > 1 || panel + widest > end ? 1 : widest;
+                int64_t next = panel + width;
+                compute(m, p, block->first, block->last, panel, width, next < end || is_followed ? next : panel);
             }
+        }
     }
     free(tiles);
 }
