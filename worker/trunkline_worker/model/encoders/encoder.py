@@ -1,5 +1,4 @@
-"""Computes encoders: embeddings, layers of attention and feed-forward parts, in plain PyTorch on any device, but for
-products in C on a CPU and attention on a GPU."""
+"""Computes encoders: embeddings, layers of attention and feed-forward parts, in plain PyTorch on any device."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial

@@ -1,15 +1,11 @@
 """Loads a directory with an encoder into one that is ready to run."""
 
 from contextlib import ExitStack
-from ctypes import CDLL
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
 
-from trunkline_kernels.cpu.library import library
-from trunkline_kernels.cpu.packed_linear import pack_linear
 from trunkline_worker.model.checkpoint.checkpoint import Checkpoint, fingerprint
 from trunkline_worker.model.checkpoint.entries import Entries
 from trunkline_worker.model.checkpoint.refusals import ModelError
@@ -19,11 +15,10 @@ from trunkline_worker.model.config_json import DTYPES, read_dtype
 from trunkline_worker.model.encoders.encoder import Encoder
 from trunkline_worker.model.encoders.encoder_config import PooledEncoder
 from trunkline_worker.model.encoders.encoder_spec import EncoderSpec
-from trunkline_worker.model.encoders.encoder_weights import UNUSED, EncoderWeights, prefix_of, read_encoder
+from trunkline_worker.model.encoders.encoder_weights import UNUSED, prefix_of, read_encoder
 from trunkline_worker.model.pooling.head_reading import files_of_head, read_head
 from trunkline_worker.model.pooling.pooling_head import PoolingHead
 from trunkline_worker.model.pooling.pooling_spec import PoolingSpec
-from trunkline_worker.model.weights import Linear, Weight
 
 # Part of the fingerprint. Raise it when a change of the code changes the bits of results.
 ENCODER_BUILD = "2"
@@ -58,15 +53,14 @@ def load_encoder(
 ) -> LoadedEncoder:
     """Loads weights. Raises ModelError (one line) if the model cannot be served.
 
-    kernels: "triton" (attention), "torch" (the reference), or "auto": Triton on a GPU; on a CPU, the products in C
+    kernels: of attention: "triton", "torch" (the reference), or "auto": Triton on a GPU
     """
     spec, pooling = model.spec, model.pooling
     if context_length is not None and context_length > spec.context_length:
         raise ModelError(f"--context-length {context_length} is more than the model's {spec.context_length}")
     context = context_length or min(spec.context_length, pooling.most_tokens or spec.context_length)
     if kernels == "auto":
-        on_gpu = "triton" if spec.sizes.head_dim <= MOST_TRITON_HEAD_DIM else "torch"
-        kernels = on_gpu if device.type == "cuda" else "c"
+        kernels = "triton" if device.type == "cuda" and spec.sizes.head_dim <= MOST_TRITON_HEAD_DIM else "torch"
     if kernels == "triton" and spec.sizes.head_dim > MOST_TRITON_HEAD_DIM:
         raise ModelError(f"head_dim {spec.sizes.head_dim} is not supported by the Triton kernel: use --kernels torch")
     stream = None if device.type == "cpu" else WeightStream(device)
@@ -85,11 +79,6 @@ def load_encoder(
         head = read_head(pooling, directory, checkpoint, weights.words, is_tied=True)
         checkpoint.check_all_read(())
         weight_digests = digests.digests()
-    packed = None if kernels != "c" or deterministic else _packed(weights, kind)
-    if packed is not None:
-        weights = packed
-    elif kernels == "c":
-        kernels = "torch"
     facts = (
         str(kind),
         ENCODER_BUILD,
@@ -109,18 +98,3 @@ def load_encoder(
         device=device,
         context_length=context,
     )
-
-
-def _packed(weights: EncoderWeights, dtype: torch.dtype) -> EncoderWeights | None:
-    """Returns the weights with packed products, which take a third of the time; None without C kernels. Raises
-    ModelError."""
-    try:
-        kernels = library(dtype)
-    except ValueError as error:
-        raise ModelError(str(error)) from None
-    return None if kernels is None else weights.with_products(partial(_pack, kernels))
-
-
-def _pack(kernels: CDLL, product: Weight) -> Weight:
-    assert isinstance(product, Linear), "weights of encoders are not quantised"
-    return pack_linear(kernels, product.weight, product.bias)

@@ -1,7 +1,6 @@
 """The weights of an encoder, and how they are read from a checkpoint."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -34,11 +33,6 @@ class EncoderLayerWeights:
     up: Weight  # [intermediate, hidden], twice as many rows if it is gated
     down: Weight  # [hidden, intermediate]
 
-    def with_products(self, form: Callable[[Weight], Weight]) -> "EncoderLayerWeights":
-        """Returns the layer with its products in another form."""
-        qkv, output, up, down = map(form, (self.qkv, self.output, self.up, self.down))
-        return replace(self, qkv=qkv, output=output, up=up, down=down)
-
 
 @dataclass(frozen=True, slots=True)
 class EncoderWeights:
@@ -50,10 +44,6 @@ class EncoderWeights:
     norm: Norm | None
     layers: list[EncoderLayerWeights]
     final_norm: Norm | None
-
-    def with_products(self, form: Callable[[Weight], Weight]) -> "EncoderWeights":
-        """Returns the encoder with the products of its layers in another form."""
-        return replace(self, layers=[layer.with_products(form) for layer in self.layers])
 
 
 def read_encoder(spec: EncoderSpec, dtype: torch.dtype, device: torch.device, checkpoint: Checkpoint) -> EncoderWeights:
