@@ -135,10 +135,13 @@ class HttpCall:
         body.check()
         return body
 
-    async def converted(self, steps: Steps[Result]) -> Result:
-        """Returns what is made of the body in these steps, in its turn. Raises what they raise."""
+    async def converted(self, body: Fields, steps: Steps[Result]) -> Result:
+        """Returns what is made of the body in these steps, in its turn. Raises what they raise. The conversation is
+        gone afterwards."""
         async with self.passage.turn():
-            return await self._result(steps)
+            result = await self._result(steps)
+        body.forget_conversation()
+        return result
 
     async def _result(self, steps: Steps[Result]) -> Result:
         """Lets other tasks run between the steps, and counts the time that they take."""

@@ -42,7 +42,9 @@ MAX_FIELDS = 1024  # of a body
 MAX_UNKNOWN = 256  # of an object
 MAX_TEMPLATE_KWARGS_BYTES = 1 << 20  # of chat_template_kwargs as JSON
 
-STEP_ITEMS = 256  # messages that are checked or converted at a time, in some two milliseconds
+# Messages that are checked or converted at a time, in some two milliseconds. All MAX_PARTS may be in one of them, which
+# takes 40 ms.
+STEP_ITEMS = 256
 
 NOT_YET = "is not supported"
 
@@ -101,6 +103,12 @@ class Fields(BaseModel):
     def left_out(self) -> list[str]:
         """Returns the names of fields that are known, not served, and left out: tools that run at no client."""
         return []
+
+    def forget_conversation(self) -> None:
+        """Frees the conversation, which may have thousands of objects, while the request may run for minutes: Python's
+        garbage collector would visit them all the time."""
+        if self.stepwise and isinstance(items := getattr(self, self.stepwise), list):
+            items.clear()
 
     def unknown(self, prefix: str = "") -> list[str]:
         """Returns the names of unknown fields here and in nested objects. Raises RequestRefused (INVALID_REQUEST) for
@@ -329,18 +337,19 @@ def checked(kind: type[Body], body: dict[str, Any]) -> Steps[tuple[Body, list[st
 def _validated(kind: type[Body], body: dict[str, Any]) -> Steps[Body]:
     """Validates a conversation a step at a time."""
     name = kind.stepwise
-    items = body.get(name)
+    items = body.get(name) if name else None
     if not isinstance(items, list) or len(items) <= STEP_ITEMS:
-        return _step(kind, body)
-    made = _step(kind, {**body, name: items[:STEP_ITEMS]})
-    parts = list(getattr(made, name))
+        return _validated_at_once(kind, body)
+    made = _validated_at_once(kind, {**body, name: items[:STEP_ITEMS]})
+    whole = list(getattr(made, name))
     for start in range(STEP_ITEMS, len(items), STEP_ITEMS):
         yield
-        parts += getattr(_step(_alone(kind), {name: items[start : start + STEP_ITEMS]}, start), name)
-    return made.model_copy(update={name: parts})
+        following = {name: items[start : start + STEP_ITEMS]}
+        whole += getattr(_validated_at_once(_list_alone(kind), following, start), name)
+    return made.model_copy(update={name: whole})
 
 
-def _step(kind: type[Body], body: dict[str, Any], start: int = 0) -> Body:
+def _validated_at_once(kind: type[Body], body: dict[str, Any], start: int = 0) -> Body:
     """start: index of the first element of the list"""
     try:
         return kind.model_validate(body)
@@ -349,7 +358,7 @@ def _step(kind: type[Body], body: dict[str, Any], start: int = 0) -> Body:
 
 
 @cache
-def _alone(kind: type[Fields]) -> type[Fields]:
+def _list_alone(kind: type[Fields]) -> type[Fields]:
     """Fields of which the list that is checked in steps is the only one."""
     field = kind.model_fields[kind.stepwise]
     return create_model(kind.__name__, __base__=Fields, **{kind.stepwise: (field.annotation, field)})  # type: ignore[call-overload, no-any-return]

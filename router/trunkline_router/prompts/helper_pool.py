@@ -31,7 +31,8 @@ SHORT_PROCESSES, SHORT_NICENESS = 4, 0
 # A long text takes seconds and up to 1.2 GiB, a long conversation a fifth of a second. The router's event loop goes
 # before these processes. They are in its session, because Linux may share the cores among sessions first.
 LONG_PROCESSES, LONG_NICENESS = 3, 10
-LONG = 32 << 10  # more characters or tokens, or bytes of a conversation, than this are a long job
+LONG = 32 << 10  # more characters or tokens than this are a long job
+LONG_CHAT = 512  # and so are more messages and parts: each takes 50 us
 # Limits on CPU time. For short texts the limit includes loading a tokenizer; the longest text takes some five seconds.
 RENDER_LIMIT_S, SHORT_LIMIT_S, LONG_LIMIT_S = 2.0, 10.0, 30.0
 # Wall-clock limit in multiples of the CPU limit: a stopped or thrashing process uses no CPU time.
@@ -276,9 +277,12 @@ class Helpers:
         self.long = HelperPool(LONG_PROCESSES, niceness=LONG_NICENESS)
         self._render_limit_s, self._long_limit_s = render_limit_s, long_limit_s
 
-    async def render(self, template: bytes, chat: bytes, *, account: Hashable = "") -> str:
-        """Returns a prompt's text. `template` is template_source(), `chat` a serialized ChatMessages."""
-        pool = self.long if len(chat) > LONG else self.short
+    async def render(self, template: bytes, chat: bytes, *, num_parts: int = 1, account: Hashable = "") -> str:
+        """Returns a prompt's text. `template` is template_source(), `chat` a serialized ChatMessages.
+
+        num_parts: of messages and their parts
+        """
+        pool = self.long if num_parts > LONG_CHAT else self.short
         utf8 = await pool.run(account, "render", template, chat, limit_s=self._render_limit_s, num_bytes=len(chat))
         return utf8.decode()
 

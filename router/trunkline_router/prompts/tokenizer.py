@@ -198,7 +198,8 @@ class PromptTokenizer:
         body = chat.SerializeToString()  # takes three milliseconds for the largest conversation
         if len(body) > MAX_CHAT_BYTES:
             raise invalid("chat", f"a conversation of more than {MAX_CHAT_BYTES} bytes is not rendered")
-        text = await self._helpers.render(self._template, body, account=(tenant, self._model))
+        num_parts = sum(1 + len(message.parts) for message in chat.messages)
+        text = await self._helpers.render(self._template, body, num_parts=num_parts, account=(tenant, self._model))
         self.check_fits(text, most_tokens)
         return text
 

@@ -55,10 +55,10 @@ async def test_bodies_of_an_account_wait_for_as_long_as_the_loop_parses_for_it()
     """A third of the event loop is an account's. The bodies alone would be within its rate."""
     gate, loop = RequestGate(Access()), asyncio.get_running_loop()
     with passage(gate) as first, passage(gate) as second:
-        async with first.turn(await first.read_arrived(large_body)):
+        async with first.turn(len(await first.read_arrived(large_body))):
             first.parsed(0.2)
         begun_s = loop.time()
-        async with second.turn(await second.read_arrived(large_body)):
+        async with second.turn(len(await second.read_arrived(large_body))):
             assert 0.4 < loop.time() - begun_s < 0.7
 
 
@@ -66,7 +66,7 @@ async def test_large_bodies_are_parsed_one_after_another_with_turns_of_the_loop_
     gate, order = RequestGate(Access()), list[str]()
 
     async def parse(one: HttpPassage, name: str) -> None:
-        async with one.turn(await one.read_arrived(large_body)):
+        async with one.turn(len(await one.read_arrived(large_body))):
             order.append(f"{name} begins")
             await asyncio.sleep(0)
             order.append(f"{name} ends")

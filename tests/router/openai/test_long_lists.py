@@ -16,6 +16,8 @@ from trunkline_router.access.gate.http_passage import HttpPassage
 from trunkline_router.edge import http_call
 from trunkline_router.edge.anthropic.anthropic_requests import MessageRequest
 from trunkline_router.edge.openai.chat import ChatRequest
+from trunkline_router.edge.openai.completion_request import CompletionRequest
+from trunkline_router.edge.pooling.pooling_fields import EmbeddingRequest
 from trunkline_router.edge.request_fields import STEP_ITEMS, Fields, Steps, checked
 from trunkline_router.edge.responses.response_request import ResponseRequest
 
@@ -235,6 +237,20 @@ def test_a_conversation_is_checked_in_steps_as_it_would_be_at_once(kind: type[Fi
     with pytest.raises(RequestRefused) as refused:
         result_of(checked(kind, body))
     assert refused.value.field == f"{name}[{2 * STEP_ITEMS + 5}].content"
+
+
+@pytest.mark.parametrize("kind", [CompletionRequest, EmbeddingRequest, ChatRequest, MessageRequest, ResponseRequest])
+def test_a_list_without_a_name_is_an_unknown_field(kind: type[Fields]) -> None:
+    asked = {
+        "model": "tiny",
+        "prompt": "x",
+        "messages": [{"role": "user", "content": "x"}],
+        "input": "x",
+        "max_tokens": 1,
+    }
+    body: dict[str, object] = {name: asked[name] for name in asked.keys() & kind.model_fields.keys()}
+    body[""] = [0] * (STEP_ITEMS + 1)
+    assert result_of(checked(kind, body))[1] == [""]
 
 
 MESSAGES = [{"role": "user", "content": "x"}] * 4000

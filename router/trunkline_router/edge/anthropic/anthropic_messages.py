@@ -23,7 +23,7 @@ from trunkline_router.record.error_statuses import ANTHROPIC_PATH, body_for
 async def messages(call: HttpCall) -> None:
     """POST /v1/messages."""
     request = await call.body(MessageRequest)
-    generate = await call.converted(request.generate_request(call.request_id))
+    generate = await call.converted(request, request.generate_request(call.request_id))
     answer = MessageAnswer(call, request.max_tokens, shows_thinking=request.shows_thinking)
     await call.answer(answer_of(call, generate, request.field_names), answer, streams=request.stream)
 
@@ -31,7 +31,7 @@ async def messages(call: HttpCall) -> None:
 async def count_tokens(call: HttpCall) -> None:
     """POST /v1/messages/count_tokens: the tokens of the prompt that the same fields of /v1/messages make."""
     request = await call.body(CountRequest)
-    tokenize = await call.converted(request.tokenize_request())
+    tokenize = await call.converted(request, request.tokenize_request())
     with refusals_named(FIELD_NAMES):
         ids = await call.edge.inference.tokenize(tokenize, call.caller, None)
     await call.respond(orjson.dumps({"input_tokens": len(ids)}))

@@ -135,6 +135,7 @@ class ConversationFields(Fields):
     output_format: OutputFormat | None = None  # the older name of output_config.format
     chat_template_kwargs: dict[str, Any] | None = None  # as vLLM names it
 
+    stepwise: ClassVar[str] = "messages"
     # Which earlier parts of a long conversation Anthropic would clear: models read all of it here.
     ignored: ClassVar[frozenset[str]] = frozenset({"cache_control", "context_management"})
     unserved: ClassVar[Mapping[str, str]] = {
@@ -147,8 +148,6 @@ class ConversationFields(Fields):
 
     def left_out(self) -> list[str]:
         return [f"tools[{index}]" for index, tool in enumerate(self.tools or ()) if is_server_tool(tool.type)]
-
-    stepwise: ClassVar[str] = "messages"
 
     def chat(self) -> Steps[ChatMessages]:
         """Returns the conversation for the chat template: the system prompt first, messages of one role in a row as

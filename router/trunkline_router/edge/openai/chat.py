@@ -45,7 +45,7 @@ async def chat_completions(call: HttpCall) -> None:
     """POST /v1/chat/completions."""
     request = await call.body(ChatRequest)
     call.edge.inference.preparer.check_choices(request.n or 1)
-    generate = await call.converted(request.generate_request(call.request_id))
+    generate = await call.converted(request, request.generate_request(call.request_id))
     details = request.details()
     extras = NO_EXTRAS if details is None else Extras(on_admission=partial(details.find, call))
     responses = answer_of(call, generate, request.field_names, extras)

@@ -110,7 +110,7 @@ class DetokenizeBody(Fields):
 async def tokenize(call: HttpCall) -> None:
     """POST /tokenize."""
     body = await call.body(TokenizeBody)
-    request = await call.converted(body.tokenize_request())
+    request = await call.converted(body, body.tokenize_request())
     inference = call.edge.inference
     with refusals_named(body.field_names):
         ids = await inference.tokenize(request, call.caller, None)

@@ -11,7 +11,7 @@ from trunkline.status import CODE_INVALID_ARGUMENT, CODE_NOT_FOUND, RequestRefus
 from trunkline.v1.inference_pb2 import ChatMessage, GenerateRequest
 from trunkline_router.edge.chat_messages import chat_message
 from trunkline_router.edge.http_call import Handler, HttpCall, answer_of
-from trunkline_router.edge.request_fields import Steps
+from trunkline_router.edge.request_fields import STEP_ITEMS, Steps
 from trunkline_router.edge.responses.input_items import INPUT_ITEM, InputItem, InputTurn, ReferenceItem
 from trunkline_router.edge.responses.response_answer import ResponseAnswer
 from trunkline_router.edge.responses.response_items import response_of
@@ -46,7 +46,7 @@ class Responses:
         if request.store and self._store is None:
             raise invalid("store", f"must not be true: {NO_STORE}")
         earlier = self._earlier(call, request)
-        turns, conversation, generate = await call.converted(_conversion(request, earlier, call.request_id))
+        turns, conversation, generate = await call.converted(request, _conversion(request, earlier, call.request_id))
         answer = ResponseAnswer(call, request, conversation, None if request.store is False else self._store)
         names = request.field_names(len(earlier.conversation), turns)
         responses = answer_of(call, generate, names, Extras(on_admission=answer.admitted))
@@ -117,8 +117,12 @@ def _conversion(
     """Returns the turns of the input, the conversation that they continue with them, and the request for it. Raises
     RequestRefused (INVALID_REQUEST)."""
     turns = yield from request.turns(earlier.cut_off)
-    conversation = (*earlier.conversation, *(turn.message() for turn in turns))
-    return turns, conversation, request.generate_request(request_id, conversation)
+    conversation = list(earlier.conversation)
+    for index, turn in enumerate(turns):
+        conversation.append(turn.message())
+        if index % STEP_ITEMS == STEP_ITEMS - 1:
+            yield
+    return turns, tuple(conversation), request.generate_request(request_id, conversation)
 
 
 def without_cache(body: bytes) -> bytes:

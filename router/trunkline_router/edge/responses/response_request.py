@@ -173,6 +173,7 @@ class ResponseRequest(GenerationFields):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 
+    stepwise: ClassVar[str] = "input"
     ignored: ClassVar[frozenset[str]] = GenerationFields.ignored | {"client_metadata"}
     unserved: ClassVar[Mapping[str, str]] = {
         **GenerationFields.unserved,
@@ -241,8 +242,6 @@ class ResponseRequest(GenerationFields):
 
     def left_out(self) -> list[str]:
         return [f"tools[{index}]" for index, tool in enumerate(self.tools or ()) if is_server_tool(tool.type)]
-
-    stepwise: ClassVar[str] = "input"
 
     def turns(self, cut_off: Iterable[str]) -> Steps[Sequence[InputTurn]]:
         """Returns the turns of the input. Raises RequestRefused (INVALID_REQUEST).  cut_off: as for turns_of()"""
