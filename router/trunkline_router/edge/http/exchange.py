@@ -53,7 +53,7 @@ async def respond(
 
 class CutOff(Exception):
     """Raised by an application that cannot complete a response that it has begun: the connection is dropped, so that
-    the client does not take what it has for the whole. Whoever raises it has told the reason."""
+    the client does not take what it has for the whole. The application has recorded the reason."""
 
 
 class Exchange:
