@@ -12,7 +12,7 @@ from trunkline_router.access.access import VISITOR, NoCredentials, refused_tenan
 from trunkline_router.access.gate.http_passage import HttpPassage, StatusPassage
 from trunkline_router.access.identity.needed_roles import PATHS, Needed
 from trunkline_router.edge.anthropic.anthropic_messages import count_tokens, messages
-from trunkline_router.edge.http.exchange import respond
+from trunkline_router.edge.http.exchange import CutOff, respond
 from trunkline_router.edge.http.headers import (
     RequestHeaders,
     check_host,
@@ -116,7 +116,7 @@ class App:
 
 class Endpoint:
     """Serves one path. A handler that raises RequestRefused before its response has begun is answered with the error's
-    status.
+    status. After that, it is cut off.
 
     route: the template of its path
     needed: what the caller needs
@@ -165,7 +165,7 @@ class Endpoint:
             failure = internal(headers.request_id)
             get_logger().error("unexpected error", request_id=headers.request_id, exc_info=error)
         if call is not None and call.has_begun:
-            return  # an incomplete response is cut off, so that the client does not take what it has for the whole
+            raise CutOff
         request_id = headers.request_id or request_id_of(scope["headers"])
         if call is None or not call.is_request:
             self._note(failure, scope, request_id, caller.tenant or refused_tenant(failure), started_s)

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable
 
 from trunkline.v1.generation_pb2 import OutputChunk
+from trunkline.v1.worker_pb2 import SequenceOutput
 
 MAX_ALL_WAITING_BYTES = 512 << 20  # default, of all requests of a process
 MAX_WAITING_BYTES = 8 << 20  # serialized, of one request: hours of text, or minutes with 20 logprobs per token
@@ -15,7 +16,7 @@ RESPONSE_COST = 7
 
 class Backlog:
     """Bounds the waiting output of all requests of a process. Beyond the bound, the request with the most waiting bytes
-    ends, so that many slow clients together cannot exhaust the memory. Output that has not merged is not counted."""
+    ends, so that many slow clients together cannot exhaust the memory. Tokens that have not merged are not counted."""
 
     def __init__(self, max_bytes: int = MAX_ALL_WAITING_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -80,9 +81,14 @@ class ClientBuffer:
 
     The first chunk of each choice since the last response is kept as it came, and not counted: most chunks are sent
     before the next one arrives. Once a second one comes, the client is slow, and all chunks are merged and counted.
+
+    Vectors and scores do not merge: each is counted. InputWindow bounds how many of a request may wait.
     """
 
-    __slots__ = ("_backlog", "_chunks", "_merged", "_merged_bytes", "fall_behind", "holds_any", "sending_bytes")
+    __slots__ = (
+        *("_backlog", "_chunks", "_merged", "_merged_bytes"),
+        *("fall_behind", "holds_any", "sending_bytes", "wholes"),
+    )
 
     def __init__(self, backlog: Backlog, fall_behind: Callable[[str], None]) -> None:
         self._backlog = backlog
@@ -91,6 +97,7 @@ class ClientBuffer:
         self._merged: deque[MergedResponse] = deque()  # the last one still grows
         self._merged_bytes = 0
         self.sending_bytes = 0  # memory of the response that was taken last
+        self.wholes: deque[tuple[int, SequenceOutput, int]] = deque()  # vectors or scores, by choice, with their bytes
         self.holds_any = False  # whether there is any output
 
     def add(self, index: int, chunk: OutputChunk) -> None:
@@ -100,6 +107,18 @@ class ClientBuffer:
             self._merge(index, chunk)
         else:
             self._chunks[index] = chunk
+
+    def add_whole(self, index: int, output: SequenceOutput) -> None:
+        """Adds the vector or score of a choice."""
+        num_bytes = output.ByteSize()
+        self.wholes.append((index, output, num_bytes))
+        self._backlog.grow(self, num_bytes)
+
+    def take_whole(self) -> tuple[int, SequenceOutput]:
+        """Removes the vector or score that has waited longest, and returns it with its choice."""
+        index, output, num_bytes = self.wholes.popleft()
+        self._backlog.shrink(self, num_bytes)
+        return index, output
 
     def _merge(self, index: int, chunk: OutputChunk) -> None:
         if not self._merged or self._merged[-1].num_bytes > MAX_RESPONSE_BYTES:
@@ -135,6 +154,7 @@ class ClientBuffer:
     def clear(self) -> None:
         """Drops all output because the client reads no more."""
         self._chunks, self._merged = {}, deque()
+        self.wholes.clear()
         self.holds_any = False
         self._merged_bytes = self.sending_bytes = 0
         self._backlog.clear(self)

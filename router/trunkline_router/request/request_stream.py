@@ -10,7 +10,6 @@ continues after it.
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -140,7 +139,6 @@ class RequestStream:
         self._fanout = fanout
         self._meter = meter
         self._parsers = parsers
-        self._wholes: deque[tuple[int, SequenceOutput]] = deque()  # vectors or scores, by choice, to be taken
         self._due = asyncio.Event()  # set when the next response may be taken
         self.answer = AnswerLedger(choices, MAX_LEDGER_BYTES)
         self._attempt: WorkerAttempt | None = None  # the current or last one
@@ -171,7 +169,7 @@ class RequestStream:
     @property
     def num_untaken(self) -> int:
         """Vectors or scores that wait for the client."""
-        return len(self._wholes)
+        return len(self._client_buffer.wholes)
 
     def begin(self, worker_id: str, attempt: "WorkerAttempt") -> None:
         """Begins another attempt, at this worker."""
@@ -212,7 +210,7 @@ class RequestStream:
             self._meter.inputs.answered(index, prompt_tokens, output.prompt.cached_tokens)
             if self._attempt is not None:
                 self._attempt.has_computed(prompt_tokens)
-            self._wholes.append((index, output))
+            self._client_buffer.add_whole(index, output)
             self._fanout.add(self._due)
         except Exception as error:
             self._fail(error)
@@ -272,7 +270,7 @@ class RequestStream:
         answer, client_buffer, due = self.answer, self._client_buffer, self._due
         if client_buffer.sending_bytes or (client_buffer.holds_any and self.handed_s):
             self._note_written()
-        wholes = self._wholes
+        wholes = client_buffer.wholes
         while not ((has_output := wholes or (answer.prompt_known and client_buffer.holds_any)) and due.is_set()):
             if not has_output:
                 if self._refused is not None:
@@ -309,7 +307,7 @@ class RequestStream:
         return bool(self._prompt.logprobs) and self._prompt.ByteSize() > MAX_PROMPT_BYTES
 
     def _add_whole(self, response: GenerateResponse) -> None:
-        index, output = self._wholes.popleft()
+        index, output = self._client_buffer.take_whole()
         response.chunks.add(index=index, finish_reason=STOP)
         kind = output.WhichOneof("output")
         assert kind is not None, "an output that is not whole"
@@ -368,4 +366,3 @@ class RequestStream:
     def close(self) -> None:
         """Drops the buffered output because the client reads no more."""
         self._client_buffer.clear()
-        self._wholes.clear()

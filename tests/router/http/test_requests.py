@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from tests.router.http.http_rig import connected, echo, error_of, get, post, respond, serving
+from trunkline_router.edge.http.exchange import CutOff
 from trunkline_router.edge.http.limits import HttpLimits
 
 SMALL = HttpLimits(max_url_bytes=200, max_header_bytes=1000, max_headers=10, max_body_bytes=1000)
@@ -267,6 +268,36 @@ async def test_handler_that_fails_within_a_response_cuts_it() -> None:
         client.send(get())
         got = await client.rest()
         assert got.endswith(b"\r\n\r\n4\r\npart\r\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "logged"), [(CutOff, []), (None, ["a handler returned without a complete response"])]
+)
+async def test_a_response_that_is_cut_off_is_no_error_of_the_server_unless_its_end_is_forgotten(
+    error: type[Exception] | None, logged: list[str]
+) -> None:
+    async def cutting(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"part", "more_body": True})
+        if error is not None:
+            raise error
+
+    with capture_logs() as logs:
+        async with serving(cutting) as server, connected(server) as client:
+            client.send(get())
+            assert (await client.rest()).endswith(b"\r\n\r\n4\r\npart\r\n")
+    assert [line["event"] for line in logs] == logged
+
+
+async def test_a_complete_response_is_not_cut_off() -> None:
+    async def late(scope: Any, receive: Any, send: Any) -> None:
+        await respond(send, b"{}")
+        raise CutOff
+
+    async with serving(late) as server, connected(server) as client:
+        for _ in range(2):
+            client.send(get())
+            assert (await client.response())[0] == 200
 
 
 async def test_header_values_cannot_add_headers() -> None:

@@ -2,20 +2,25 @@
 
 import asyncio
 from base64 import b64decode
+from collections.abc import AsyncGenerator
 
 import httpx2
 import numpy as np
 import orjson
 import pytest
 from numpy.typing import NDArray
+from structlog.testing import capture_logs
 
 from tests.router.fake_worker import FakeChoice, FakeWorker
 from tests.router.loop_work import watched_loop
 from tests.router.openai.openai_rig import client
 from trunkline.status import invalid
 from trunkline.v1.generation_pb2 import Vector
+from trunkline.v1.inference_pb2 import GenerateResponse
 from trunkline.v1.worker_pb2 import Capability, PoolingModel, Task
 from trunkline_router.edge.pooling.pooled_call import MOST_HELD_BYTES
+from trunkline_router.request.inference import Inference
+from trunkline_router.request.request_call import RequestCall
 
 PATH = "/v1/embeddings"
 MOST_S = 0.05  # the whole answer takes several times as long
@@ -76,14 +81,16 @@ async def test_a_large_answer_begins_before_it_is_whole_and_keeps_the_order_of_i
     assert (made["model"], made["usage"]["prompt_tokens"]) == ("tiny", 2 * COUNT)
 
 
-async def test_an_error_cuts_off_an_answer_that_has_begun() -> None:
+async def test_an_error_cuts_off_an_answer_that_has_begun_and_is_not_logged_as_a_bug() -> None:
     worker, vectors = embedder(DIMENSIONS), vectors_of(COUNT, DIMENSIONS)
-    async with client(worker) as asks:
-        first = asyncio.create_task(first_answered(worker, vectors, NUM_HELD + 1))
-        async with asks.http.stream("POST", PATH, json=body_of(COUNT, encoding_format="base64")) as answer:
-            (await first)[0].fail(invalid("prompt", "is wrong"))
-            with pytest.raises(httpx2.RemoteProtocolError):
-                await answer.aread()
+    with capture_logs() as logs:
+        async with client(worker) as asks:
+            first = asyncio.create_task(first_answered(worker, vectors, NUM_HELD + 1))
+            async with asks.http.stream("POST", PATH, json=body_of(COUNT, encoding_format="base64")) as answer:
+                (await first)[0].fail(invalid("prompt", "is wrong"))
+                with pytest.raises(httpx2.RemoteProtocolError):
+                    await answer.aread()
+    assert "error" not in {line["log_level"] for line in logs}
 
 
 async def test_an_error_before_an_answer_has_begun_has_its_own_status() -> None:
@@ -93,3 +100,23 @@ async def test_an_error_before_an_answer_has_begun_has_its_own_status() -> None:
         refusing = asyncio.create_task(asks.post(PATH, body_of(COUNT, encoding_format="base64")))
         (await first)[0].fail(invalid("prompt", "is wrong"))
         assert (await refusing).status_code == 400
+
+
+@pytest.mark.parametrize("times", [0, 2])
+async def test_an_answer_that_lacks_an_output_or_has_one_twice_is_an_error(
+    times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate = Inference.generate
+
+    async def wrong(self: Inference, call: RequestCall) -> AsyncGenerator[GenerateResponse, None]:
+        async for response in generate(self, call):
+            for _ in range(times if response.chunks[0].index == 1 else 1):
+                yield response
+
+    monkeypatch.setattr(Inference, "generate", wrong)
+    worker, vectors = embedder(2), vectors_of(2, 2)
+    async with client(worker) as asks:
+        answering = asyncio.create_task(first_answered(worker, vectors, 2))
+        error = await asks.refusal(PATH, 500, input=[[5, 6]] * 2)
+        await answering
+    assert error["code"] == "internal"

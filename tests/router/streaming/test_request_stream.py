@@ -428,6 +428,30 @@ async def test_past_the_backlogs_bound_the_stream_that_is_furthest_behind_ends(
     assert backlog.waiting_bytes == 0
 
 
+async def test_vectors_that_wait_count_until_they_are_taken_and_end_the_request_that_is_furthest_behind() -> None:
+    vector = SequenceOutput(prompt=REPORT, vector=Vector(values=bytes(1000)))
+    backlog = Backlog(max_bytes=6 * vector.ByteSize())
+    first, second = (stream_of(record(name), 4, PromptInfo(), backlog=backlog) for name in "ab")
+    told = Told()
+    second.begin("w", told)
+    for index in range(2):
+        first.put_whole(index, 9, vector)
+    for index in range(4):
+        second.put_whole(index, 9, vector)
+    assert backlog.waiting_bytes == 6 * vector.ByteSize()
+    assert not told.heard
+    await first.take()
+    assert backlog.waiting_bytes == 5 * vector.ByteSize(), "one was taken"
+    for index in range(2, 4):
+        first.put_whole(index, 9, vector)
+    assert told.heard == ["gave up"]
+    with pytest.raises(RequestRefused, match="reads too slowly"):
+        await second.take()
+    assert backlog.waiting_bytes == 3 * vector.ByteSize() == first.num_untaken * vector.ByteSize()
+    first.close()
+    assert backlog.waiting_bytes == first.num_untaken == 0
+
+
 @pytest.mark.parametrize("whole", [{"vector": Vector(values=b"1234")}, {"score": Score(values=[0.5])}])
 async def test_an_output_without_tokens_comes_with_the_usage_and_counts_none(whole: dict[str, Any]) -> None:
     meter, told = OutputMeter(), Told()

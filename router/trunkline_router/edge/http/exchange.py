@@ -51,6 +51,11 @@ async def respond(
             await send({"type": "http.response.body", "body": part, "more_body": left > 0})
 
 
+class CutOff(Exception):
+    """Raised by an application that cannot complete a response that it has begun: the connection is dropped, so that
+    the client does not take what it has for the whole. The application has recorded the reason."""
+
+
 class Exchange:
     """Sends the response's head together with the first part of its body, which saves a system call. Waits for the
     client after a write rather than before the next one, so that output that it does not read stays with its producer,
@@ -179,28 +184,32 @@ class Exchange:
     async def run(self, app: Callable[..., Any]) -> None:
         """Runs the application. If it fails, the client gets INTERNAL, or the connection is cut if the response has
         begun. It is cancelled if the client goes."""
-        error: Exception | None = None
         try:
             await app(self.scope, self.receive, self.send)
         except asyncio.CancelledError:
             if not self.is_gone:
                 self._connection.drop()  # the server stops
             return
-        except Exception as raised:
-            error = raised
-        if error is not None or not (self.is_complete or self.is_gone or self._connection.transport.is_closing()):
-            await self._fail(error)
+        except CutOff:
+            pass
+        except Exception as error:
+            self._log("unexpected error", error)
+        else:
+            if self.is_complete or self.is_gone or self._connection.transport.is_closing():
+                return
+            self._log("a handler returned without a complete response")
+        if not (self.is_complete or self.is_gone):
+            await self._fail()
 
-    async def _fail(self, error: Exception | None) -> None:
-        request_id = request_id_of(self.scope["headers"])
-        problem = "unexpected error" if error else "a handler returned without a complete response"
-        get_logger().error(problem, request_id=request_id, exc_info=error)
-        if self.is_complete or self.is_gone:
-            return
+    def _log(self, problem: str, error: Exception | None = None) -> None:
+        get_logger().error(problem, request_id=request_id_of(self.scope["headers"]), exc_info=error)
+
+    async def _fail(self) -> None:
         if self.has_sent:
             self._connection.drop()  # the client must not take what it has for the whole response
             return
         self._has_started, self._head, self.keeps_alive = False, b"", False
+        request_id = request_id_of(self.scope["headers"])
         refused = internal(request_id)
         body = body_for(self.scope["path"], refused, request_id)
         await respond(self.send, 500, body, [*response_headers(request_id), *refusal_headers(refused)])

@@ -41,16 +41,21 @@ class Pooled:
 
 async def outputs_of(
     call: HttpCall, body: PoolingFields, output: "OutputKind.ValueType"
-) -> AsyncGenerator[GenerateResponse, None]:
-    """Yields the responses to a request, each with the output of an input, in any order. Raises RequestRefused."""
+) -> AsyncGenerator[tuple[int, GenerateResponse], None]:
+    """Yields the index of each input, in any order, with the response that has its output. Raises RequestRefused."""
     names = body.field_names
     with call.converting(), refusals_named(names):
         inputs = body.inputs()
+    missing = set(range(len(inputs.given)))
     extras = Extras(work=body.work(output), inputs=inputs)
     async with aclosing(answer_of(call, body.generate_request(call.request_id), names, extras)) as responses:
         async for response in responses:
             call.passage.answer_begins()
-            yield response
+            (chunk,) = response.chunks
+            missing.remove(chunk.index)
+            yield chunk.index, response
+    if missing:
+        raise RuntimeError(f"an answer without {len(missing)} of its outputs")  # it must not look whole
 
 
 async def pooled(call: HttpCall, body: PoolingFields, output: "OutputKind.ValueType") -> Pooled:
@@ -58,10 +63,10 @@ async def pooled(call: HttpCall, body: PoolingFields, output: "OutputKind.ValueT
     found: dict[int, Vector | Score] = {}
     prompt, usage = PromptInfo(), Usage()
     async with aclosing(outputs_of(call, body, output)) as responses:
-        async for response in responses:
+        async for index, response in responses:
             if response.HasField("prompt"):
                 prompt = response.prompt
-            found[response.chunks[0].index] = output_of(response)
+            found[index] = output_of(response)
             usage = response.usage
     return Pooled(prompt, [found[index] for index in range(len(found))], usage)
 
@@ -81,10 +86,10 @@ async def answer_list(
     early: dict[int, Vector | Score] = {}  # outputs whose predecessors are not there yet
     num_written = 0
     async with aclosing(outputs_of(call, body, output)) as responses:
-        async for response in responses:
+        async for index, response in responses:
             if response.HasField("prompt"):
                 prompt = response.prompt
-            early[response.chunks[0].index] = output_of(response)
+            early[index] = output_of(response)
             usage = response.usage
             while num_written in early:
                 piece += b"," if num_written else b""
