@@ -57,6 +57,7 @@ MAY: dict[str, set[str]] = {
         "sentence_transformers",
         "mteb",
         "datasets",
+        "vllm",
     },
     # Of the runtime no more than needs no other library: see MUST_NOT_REACH.
     "trunkline_cli": CONTRACT | {"trunkline", "trunkline_runtime", "grpc_health", "huggingface_hub"},
@@ -134,7 +135,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "attacks": "attacks.vectors engine faults reports servers",
         "gpu": "",
         "gpu.kernels": "gpu",
-        "kernels": "gpu.kernels reports",
+        "kernels": "engine gpu.kernels reports",
         "simulation.costs": "",
         "simulation.traces": "",
         "simulation.worker": "simulation.costs simulation.traces",
