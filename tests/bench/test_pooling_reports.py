@@ -20,5 +20,11 @@ def test_a_side_that_does_not_tell_its_padding_is_not_said_to_have_none() -> Non
     vectors = np.zeros((1, 2), np.float32)
     runs = {OURS: [Run(1.0, vectors, 0.0)], "given": [Run(2.0, vectors, 0.5)], INFINITY: [Run(4.0, vectors, None)]}
     found = rows("model", runs)
-    assert [cells[-1] for cells in found.values()] == ["0%, 50%", "0%, not told"]
+    assert [cells[-1] for cells in found.values()] == ["0%, 50%", "0%, not reported"]
     assert [cells[2] for cells in found.values()] == ["2.00", "4.00"]
+
+
+def test_goals_are_those_of_default_and_of_sorted_batches() -> None:
+    sides = (OURS, "given", "default", "sorted", INFINITY)
+    found = rows("model", {side: [Run(1.0, np.zeros((1, 2), np.float32), 0.0)] for side in sides})
+    assert [cells[-2] for cells in found.values()] == ["—", "2.5", "1.2", "—"]

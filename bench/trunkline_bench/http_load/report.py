@@ -20,7 +20,7 @@ text; {OUTPUT_TOKENS} output tokens
 - {TURNS} turns: each request repeats the conversation so far; answers end where the model ends them
 - {CANCELLED_PERCENT} % cancelled: aiperf closes the connection after {CANCELLED_AFTER_S} s. These requests are not \
 errors and have no latency
-- all figures are aiperf's. It counts output tokens by their text, but those of messages by usage. "—": not told
+- all figures are aiperf's. It counts output tokens by their text, but those of messages by usage. "—": not reported
 """
 
 

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import starmap
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ from trunkline_bench.reports.provenance import facts, make_command
 
 REPOSITORY = Path(__file__).parents[3]
 NUM_DOCUMENTS = 512
-# What the report calls the batchings of peer_process.py, and the goal for our rate relative to theirs.
+# What the report calls the batchings of peer_process.py.
 BATCHINGS = {"given": "in the order given", "default": "`encode()` of all", "sorted": "sorted by tokens"}
 OURS, INFINITY = "ours", "infinity"
 OTHERS = BATCHINGS | {INFINITY: "infinity-emb over HTTP"}
@@ -34,7 +35,8 @@ INFINITY_NOTE = (
     "- infinity-emb: one request to /embeddings with all documents, which it batches by itself, 32 at a time (its "
     "defaults, with --engine=torch --dtype=float32)\n"
 )
-GOALS = {"given": "2.5", "sorted": "1.2"}
+# Of our rate relative to theirs.
+GOALS = {"default": "2.5", "sorted": "1.2"}
 MODELS = {
     "minilm": "all-MiniLM-L6-v2, which takes 256 tokens",
     "qwen3": "a random Qwen3 of 6 layers, hidden size 384, vectors of the last token",
@@ -107,7 +109,7 @@ def rows(name: str, runs: Runs) -> dict[str, list[str]]:
 def padding_of(runs: list[Run]) -> str:
     """The largest share of padding in runs of one side."""
     told = [run.padding for run in runs if run.padding is not None]
-    return f"{max(told):.0%}" if told else "not told"
+    return f"{max(told):.0%}" if told else "not reported"
 
 
 def report(found: dict[str, str], measured: dict[str, Runs], num_documents: int, repeats: int) -> str:
@@ -121,7 +123,7 @@ def report(found: dict[str, str], measured: dict[str, Runs], num_documents: int,
         f"- models, float32: {'; '.join(f'{name}: {MODELS[name]}' for name in measured)}\n"
         f"- {num_documents} documents of {SHORTEST} to {max(tokens):,} tokens (Pareto, median "
         f"{statistics.median(tokens):.0f}), {sum(tokens):,} in all; all sides cut them to what the model takes\n"
-        f"- medians of {repeats} repetitions in alternating order; all sides run throughout, and are loaded once "
+        f"- repetitions in alternating order: {repeats} (medians); all sides run throughout, and are loaded once "
         "before\n"
         "- ours: one request to /v1/embeddings with all documents\n"
         f"- sentence-transformers, padded batches of 32: {BATCHINGS['given']}: `encode()` of 32 documents after the "
@@ -138,9 +140,10 @@ def report_name(models: list[str], others: list[str], date: str) -> str:
     return f"{'-'.join(('pooling', *models, 'against', *others, date))}.md"
 
 
-def versions_of(python: Path) -> str:
+def versions_of(name: str, python: Path) -> str:
     """The packages that matter in a virtual environment."""
-    return subprocess.run([str(python), "-c", ASKED], capture_output=True, text=True, check=True).stdout.strip()
+    asked = subprocess.run([str(python), "-c", ASKED], capture_output=True, text=True, check=True)
+    return f"environment {name}: {asked.stdout.strip()}"
 
 
 def main() -> None:
@@ -164,7 +167,7 @@ def main() -> None:
     flags += ["--documents", str(documents)] if documents != NUM_DOCUMENTS else []
     flags += ["--against", *others] if others != list(BATCHINGS) else []
     found = facts(make_command("bench-pooling", flags), "no GPU", ("trunkline", "torch"))
-    found["versions"] = f"ours: {found['versions']}; " + "; ".join(map(versions_of, pythons.values()))
+    found["versions"] = f"ours: {found['versions']}; " + "; ".join(starmap(versions_of, pythons.items()))
     measured: dict[str, Runs] = {}
     run = partial(measure, pythons, others=others, threads=arguments.threads, repeats=repeats, num_documents=documents)
     with tempfile.TemporaryDirectory() as scratch:

@@ -11,6 +11,7 @@ import statistics
 import tempfile
 import time
 import urllib.request
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +30,15 @@ QUERIES = (
     "Where are the limits of a tenant kept while Redis does not answer, and what enforces them then?",
 )
 UNSHARED_BLOCK = 256  # tokens: more than template and query have
-HEAD = ("prompt tokens", "from the prefix cache", "share", "seconds")
+HEAD = (
+    "prompt tokens",
+    "from the prefix cache",
+    "share",
+    f"with blocks of {UNSHARED_BLOCK} tokens",
+    "seconds",
+    f"seconds with blocks of {UNSHARED_BLOCK}",
+    "ratio",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,38 +49,49 @@ class Ranking:
     cached: int
     seconds: float
 
-    @property
-    def cells(self) -> list[str]:
-        return [f"{self.tokens:,}", f"{self.cached:,}", f"{self.cached / self.tokens:.0%}", f"{self.seconds:.2f}"]
+
+Pair = tuple[Ranking, Ranking]  # of the same query and documents: with blocks of 16 tokens, with UNSHARED_BLOCK
 
 
-def rankings(model: Path, threads: int, flags: tuple[str, ...] = ()) -> list[Ranking]:
-    """Ranks other documents for each of QUERIES; the first call finds an empty cache."""
-    documents, found = Documents(tokenizer_of(model)), []
-    with (
-        tempfile.TemporaryDirectory() as logs,
-        served(model, threads, Path(logs), ("--task=score", *flags)) as (url, _),
-    ):
+def rank(url: str, query: str, texts: list[str]) -> Ranking:
+    """Ranks texts with one request."""
+    body = {"model": NAME, "query": query, "documents": texts, "truncate_prompt_tokens": -1}
+    request = urllib.request.Request(
+        f"{url}/v1/rerank", json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+    started_s = time.perf_counter()
+    with urllib.request.urlopen(request, timeout=600.0) as answer:
+        usage = json.load(answer)["usage"]
+    seconds = time.perf_counter() - started_s
+    return Ranking(usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"], seconds)
+
+
+def measure(model: Path, threads: int) -> list[Pair]:
+    """Ranks other documents for each of QUERIES with both sizes of blocks in turns."""
+    documents, pairs = Documents(tokenizer_of(model)), []
+    with ExitStack() as stack:
+        urls = []
+        for flags in ((), (f"--block-size={UNSHARED_BLOCK}",)):
+            logs = stack.enter_context(tempfile.TemporaryDirectory())
+            server = served(model, threads, Path(logs), ("--task=score", *flags))
+            urls.append(stack.enter_context(server)[0])
         for seed, query in enumerate(QUERIES):
             texts = documents.draw(lengths(NUM_DOCUMENTS), seed)
-            body = {"model": NAME, "query": query, "documents": texts, "truncate_prompt_tokens": -1}
-            request = urllib.request.Request(
-                f"{url}/v1/rerank", json.dumps(body).encode(), {"content-type": "application/json"}
-            )
-            started_s = time.perf_counter()
-            with urllib.request.urlopen(request, timeout=600.0) as answer:
-                usage = json.load(answer)["usage"]
-            seconds = time.perf_counter() - started_s
-            cached = usage["prompt_tokens_details"]["cached_tokens"]
-            found.append(Ranking(usage["prompt_tokens"], cached, seconds))
-            print(f"  {flags or 'default blocks'}, query {seed}: {found[-1]}", flush=True)
+            shared, unshared = (rank(url, query, texts) for url in urls)
+            pairs.append((shared, unshared))
+            print(f"  query {seed}: {shared}, {unshared}", flush=True)
+    return pairs
+
+
+def rows(pairs: list[Pair]) -> dict[str, list[str]]:
+    """A row for each query, and the median ratio of the later ones: the first finds workers that have just started."""
+    found, ratios = {}, [unshared.seconds / shared.seconds for shared, unshared in pairs]
+    for number, ((shared, unshared), ratio) in enumerate(zip(pairs, ratios, strict=True), start=1):
+        cached = [f"{shared.cached:,}", f"{shared.cached / shared.tokens:.0%}", f"{unshared.cached:,}"]
+        seconds = [f"{shared.seconds:.2f}", f"{unshared.seconds:.2f}", f"{ratio:.2f}"]
+        found[str(number)] = [f"{shared.tokens:,}", *cached, *seconds]
+    found["median of the later ones"] = ["", "", "", "", "", "", f"{statistics.median(ratios[1:]):.2f}"]
     return found
-
-
-def median(found: list[Ranking]) -> Ranking:
-    """The ranking of the median time."""
-    seconds = statistics.median_low(one.seconds for one in found)
-    return next(one for one in found if one.seconds == seconds)
 
 
 def main() -> None:
@@ -85,13 +105,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "reranker"
         write_reranker(model, tokenizer_of(arguments.minilm))
-        first, *later = rankings(model, arguments.threads)
-        _, *unshared = rankings(model, arguments.threads, (f"--block-size={UNSHARED_BLOCK}",))
-    cells = {
-        "blocks of 16 tokens, first call after the start": first.cells,
-        f"blocks of 16 tokens, {len(later)} calls after it": median(later).cells,
-        f"blocks of {UNSHARED_BLOCK} tokens, {len(unshared)} calls likewise": median(unshared).cells,
-    }
+        cells = rows(measure(model, arguments.threads))
     tokens = lengths(NUM_DOCUMENTS)
     text = (
         f"# Reranking {NUM_DOCUMENTS} documents for one query: what the prefix cache saves\n\n{listed(found)}"
@@ -99,8 +113,9 @@ def main() -> None:
         "Qwen3-Reranker, whose prompt has the query before the document\n"
         f"- documents of {min(tokens)} to {max(tokens):,} tokens (Pareto, median {statistics.median(tokens):.0f}), cut "
         "to the context of 4,096; each call is one request to /v1/rerank, with another query and other documents\n"
-        "- tokens and tokens from the cache are those of the answer's `usage`; of several calls the one of the median "
-        "time is shown\n\n" + table(cells, HEAD)
+        f"- two workers, which take turns: one with blocks of 16 tokens, one with blocks of {UNSHARED_BLOCK}, which no "
+        "two documents share; the ratio is that of their times for the same query and documents\n"
+        "- tokens and tokens from the cache are those of the answer's `usage`\n\n" + table(cells, HEAD, "query")
     )
     arguments.output.mkdir(parents=True, exist_ok=True)
     (arguments.output / f"reranking-{found['date']}.md").write_text(text)

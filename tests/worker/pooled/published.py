@@ -68,6 +68,7 @@ class Published:
 
 PUBLISHED = {
     "Qwen3-Embedding-0.6B": Published(QWEN3_KEYS, 3, "pooling_mode_lasttoken"),
+    "Qwen3-Embedding-0.6B, one layer": Published(QWEN3_KEYS, 1, "pooling_mode_lasttoken"),
     "e5-mistral-7b-instruct": Published(
         {
             "_name_or_path": "mistralai/Mistral-7B-v0.1", "architectures": ["MistralModel"], "bos_token_id": 1,

@@ -12,6 +12,8 @@ from trunkline.v1.worker_pb2 import Submit
 from trunkline_worker.model.checkpoint.refusals import ModelError
 from trunkline_worker.model.config_json import parse_spec
 
+# A decoder, an encoder and a reranker, of those that take few seconds.
+QUICK = {"Qwen3-Embedding-0.6B, one layer", "bge-small-en-v1.5", "ms-marco-MiniLM-L6-v2"}
 # From one that is shorter than a block to one that is longer than a window of ModernBERT on both sides.
 LENGTHS = (5, 2, 300, 33, 17, 180, 64, 450)
 SHARED = 64  # tokens, whole blocks
@@ -48,7 +50,7 @@ class Made:
 
 @pytest.fixture(
     scope="module",
-    params=[name if name.startswith("bge-small") else pytest.param(name, marks=pytest.mark.slow) for name in PUBLISHED],
+    params=[name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in PUBLISHED],
 )
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
     return Made(tmp_path_factory.mktemp("published"), request.param)
