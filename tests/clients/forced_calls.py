@@ -109,8 +109,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", help=f"of {', '.join(MODELS)}; all if left out")
     parser.add_argument("--lists", type=int, help="of tools, evenly chosen; all if left out")
+    parser.add_argument("--part", default="1/1", help="of these lists, such as 2/10, to run them in several turns")
     given = parser.parse_args()
-    lists = tool_lists()[:: len(tool_lists()) // given.lists if given.lists else 1]
+    part, num_parts = map(int, given.part.split("/"))
+    lists = tool_lists()[:: len(tool_lists()) // given.lists if given.lists else 1][part - 1 :: num_parts]
     command = shlex.join(["python", "-m", "tests.clients.forced_calls", *sys.argv[1:]])
     found = facts(command, "shared by client, router and worker", ("trunkline", "torch", "llguidance"))
     print(HEAD.format(facts=listed(found), most=MAX_TOKENS, at_once=AT_ONCE), flush=True)

@@ -117,18 +117,15 @@ class Helper:
             self.tokenizer = tokenizer.name
 
     async def do(self, job: str, limit_s: float, *arguments: Any) -> bytes:
-        """Returns what the job (a method of helper_process.Jobs) returns. Raises RequestRefused, ProcessEnded or
-        AnswerTooLong."""
+        """Returns what the job (a method of helper_process.Jobs) returns. Raises RequestRefused, ProcessEnded,
+        AnswerTooLong or TimeoutError, after which the process must be ended."""
         message = pickle.dumps((job, limit_s, arguments))
         self._stdin.write(LENGTH.pack(len(message)))
         self._stdin.write(message)
-        stalled = asyncio.get_running_loop().call_later(STALLED_FACTOR * limit_s, self._process.kill)
-        try:
+        async with asyncio.timeout(STALLED_FACTOR * limit_s):
             with contextlib.suppress(ConnectionError):  # _read() reports how it ended
                 await self._stdin.drain()
             kind, answer = await self._read()
-        finally:
-            stalled.cancel()
         if kind == ANSWER:
             return answer
         raise RequestRefused.from_proto(RequestError.FromString(answer))
@@ -229,6 +226,9 @@ class HelperPool:
                 if ended.status == -signal.SIGPROF:
                     raise invalid(field, f"the model's {tool} takes longer than {limit_s:g} s for this input") from None
                 problem = f"the model's {tool} ends the process that runs it: {ended}"
+            except TimeoutError:
+                get_logger().warning("a helper process stands still", job=job)
+                problem = f"the model's {tool} takes longer than {STALLED_FACTOR * limit_s:g} s for this input"
             except AnswerTooLong:
                 problem = f"the model's {tool} makes more than {MAX_ANSWER_BYTES >> 20} MiB of this input"
                 raise invalid(field, problem) from None

@@ -145,6 +145,15 @@ async def test_a_process_that_stands_still_is_replaced(helpers: Helpers, monkeyp
     assert victim not in processes(helpers)
 
 
+async def test_a_job_on_which_every_process_stands_still_is_refused(
+    helpers: Helpers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trunkline_router.prompts.helper_pool.STALLED_FACTOR", 0.0)
+    with pytest.raises(RequestRefused, match="chat template takes longer than 0 s for this input"):
+        await rendered(helpers, ECHO, chat())
+    assert not processes(helpers)
+
+
 async def test_whoever_leaves_does_not_leave_an_answer_for_the_next_one(helpers: Helpers) -> None:
     await rendered(helpers, ECHO, chat())
     leaving = asyncio.create_task(helpers.render(ECHO, chat("secret " * 100_000)))
