@@ -86,10 +86,11 @@ class EngineSettings:
         maximum=1 << 24,
     )
     max_waiting_tokens: int = _setting(1 << 22, "tokens that may wait, counted likewise", minimum=1, maximum=1 << 40)
-    itl_target_ms: float = _setting(
-        100.0,
+    itl_target_ms: float | None = _setting(
+        None,
         "target time of a step: chunks of prompts are cut so that it takes no longer. Requests that have waited five "
-        "times this may slow running streams down to half the pace. 0: no target",
+        "times this may slow running streams down to half the pace. 0: no target; default: 100, and 500 for models "
+        "that embed or score",
         minimum=0.0,
         maximum=60_000.0,
     )

@@ -188,3 +188,11 @@ def test_a_model_generates_unless_it_is_made_for_something_else(tmp_path: Path) 
     served = PooledEngine(tmp_path)
     assert served.description.task == Task.TASK_GENERATE
     assert not served.description.HasField("pooling")
+
+
+def test_steps_take_longer_by_default_where_no_stream_waits_for_the_next(tmp_path: Path) -> None:
+    write_model(tmp_path, "llama", "ForCausalLM")
+    for options, target_ms in (({}, 100.0), ({"task": "embed"}, 500.0), ({"task": "embed", "itl_target_ms": 0.0}, 0.0)):
+        served = PooledEngine(tmp_path, **options)
+        assert served.description.itl_target_ms == target_ms
+        assert served.engine.scheduler.limits.itl_target_s == target_ms / 1e3

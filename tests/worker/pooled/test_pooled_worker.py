@@ -84,6 +84,7 @@ def test_the_worker_tells_what_its_model_is_for(worker: Worker) -> None:
     model = worker.stub.GetModel(GetModelRequest())
     assert (model.task, list(model.capabilities)) == (Task.TASK_EMBED, [Capability.CAPABILITY_VECTORS])
     assert (model.pooling.dimensions, model.context_length, model.architecture) == (48, 200, "BertModel")
+    assert model.itl_target_ms == 500.0
 
 
 def test_a_session_gets_the_vectors_of_mixed_texts_and_refusals_of_others(bert: Path, worker: Worker) -> None:

@@ -101,7 +101,8 @@ def build_engine(
     stats = EngineStats(time.perf_counter())
     runner = step_runner(model, settings, num_blocks=num_blocks, report=report)
     executor = executor_for(runner, settings, device.type)
-    scheduler = Scheduler(scheduler_limits(settings), KVBlocks(num_blocks, tree), stats)
+    limits = scheduler_limits(settings, is_pooled=model.head is not None)
+    scheduler = Scheduler(limits, KVBlocks(num_blocks, tree), stats)
     scheduler.cost.routing = model.spec.routing
     if report is not None:
         report("measuring what steps cost")
@@ -190,7 +191,9 @@ def description_of(
     model: LoadedModel, settings: EngineSettings, device: torch.device, *, num_blocks: int, run_ahead: int
 ) -> GetModelResponse:
     """What clients and routers are told of the engine and its model, without the worker's names."""
-    description = description_of_settings(settings, device, num_blocks=num_blocks, block_size=settings.block_size)
+    description = description_of_settings(
+        settings, device, num_blocks=num_blocks, block_size=settings.block_size, is_pooled=model.pooling is not None
+    )
     description.task = Task.TASK_GENERATE
     description.fingerprint = model.execution_fingerprint(settings.block_size)
     description.architecture = model.spec.architecture

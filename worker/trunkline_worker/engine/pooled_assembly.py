@@ -52,7 +52,7 @@ def build_encoder_engine(
     """
     context = model.context_length
     num_blocks, block_size = 2 * settings.max_running_requests, context + 1
-    limits = scheduler_limits(settings, indivisible=True)
+    limits = scheduler_limits(settings, is_pooled=True, indivisible=True)
     blocks = KVBlocks(num_blocks, PrefixTree(model.fingerprint, block_size))
     scheduler = Scheduler(limits, blocks, EngineStats(time.perf_counter()))
     runner = PoolingRunner(EncoderStates(model.encoder, device), model.head)
@@ -67,7 +67,9 @@ def build_encoder_engine(
         clock_s=time.perf_counter,
         price_per_hour=settings.price_per_hour,
     )
-    description = description_of_settings(settings, device, num_blocks=num_blocks, block_size=block_size)
+    description = description_of_settings(
+        settings, device, num_blocks=num_blocks, block_size=block_size, is_pooled=True
+    )
     description.fingerprint = model.fingerprint
     description.architecture = model.spec.architecture
     description.vocab_size = model.spec.sizes.vocab_size
