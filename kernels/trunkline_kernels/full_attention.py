@@ -9,20 +9,23 @@ from torch.nn.functional import scaled_dot_product_attention
 WINDOW_QUERIES = 512  # queries of a text that are computed at a time where each sees a window only
 
 
-def full_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], *, window: int | None) -> Tensor:
+def full_attention(
+    q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], *, window: int | None, is_invariant: bool = True
+) -> Tensor:
     """Every token of a text attends to all of its tokens, or to those at most `window` positions away.
 
     q, k, v: [num_tokens, num_heads, head_dim], text after text; lengths: tokens of each text → like q
-
-    Each text is computed on its own, from memory of its own, so its result does not depend on the others.
+    is_invariant: the texts beside it do not change the bits of a text's result: it is computed from memory of its own
     """
-    queries, keys, values = (torch.split(x.transpose(0, 1), list(lengths), dim=1) for x in (q, k, v))
-    return torch.cat(
-        [
-            _of_one_text(own.contiguous(), seen.contiguous(), read.contiguous(), window)
-            for own, seen, read in zip(queries, keys, values, strict=True)
-        ]
-    )
+    attended, end = q.new_empty(q.shape), 0
+    for length in lengths:
+        text = slice(end, end + length)
+        own, seen, read = (x[text].transpose(0, 1) for x in (q, k, v))
+        if is_invariant:
+            own, seen, read = own.contiguous(), seen.contiguous(), read.contiguous()
+        attended[text] = _of_one_text(own, seen, read, window)
+        end = text.stop
+    return attended
 
 
 def _of_one_text(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:

@@ -21,10 +21,11 @@ def naive(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None)
     return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v.double())
 
 
+@pytest.mark.parametrize("is_invariant", [True, False])
 @pytest.mark.parametrize("window", [None, 0, 1, 5, 64, WINDOW_QUERIES + 1])
-def test_every_token_sees_its_own_text_or_a_window_of_it_on_both_sides(window: int | None) -> None:
+def test_every_token_sees_its_own_text_or_a_window_of_it_on_both_sides(window: int | None, is_invariant: bool) -> None:
     q, k, v = random(sum(LENGTHS), 3, 2, 24).unbind(1)  # not contiguous, as an encoder has them
-    found = full_attention(q, k, v, LENGTHS, window=window)
+    found = full_attention(q, k, v, LENGTHS, window=window, is_invariant=is_invariant)
     bounds = [0, *itertools.accumulate(LENGTHS)]
     expected = [naive(q[a:b], k[a:b], v[a:b], window) for a, b in itertools.pairwise(bounds)]
     torch.testing.assert_close(found, torch.cat(expected).float())

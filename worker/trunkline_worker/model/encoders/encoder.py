@@ -70,7 +70,7 @@ class Encoder:
     def _attention(self, lengths: Sequence[int], device: torch.device) -> Callable[..., Tensor]:
         """Returns full_attention() of texts of these lengths."""
         if not self._uses_triton:
-            return partial(full_attention, lengths=lengths)
+            return partial(full_attention, lengths=lengths, is_invariant=self.tile_rows is not None)
         # Triton is not available on every system.
         from trunkline_kernels.gpu.text_attention import text_attention, tiles_of_texts
 

@@ -21,7 +21,7 @@ from trunkline_worker.model.pooling.pooling_head import PoolingHead
 from trunkline_worker.model.pooling.pooling_spec import PoolingSpec
 
 # Part of the fingerprint. Raise it when a change of the code changes the bits of results.
-ENCODER_BUILD = "2"
+ENCODER_BUILD = "3"
 MOST_TRITON_HEAD_DIM = 128  # of text_attention.py, which only systems with Triton can import
 
 
