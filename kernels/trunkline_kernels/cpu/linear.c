@@ -399,9 +399,18 @@ static void compute(const memory *m, const product *p, int64_t first_tile, int64
     int64_t row = first_row(p, first_tile), rows = first_row(p, last_tile) - row;
     int is_shared = WEIGHT_BITS && last_tile - first_tile > 1;
     memset(sums, 0, (size_t)rows * width * PANEL * sizeof(float));
+    if (w->groups) { /* too few for the CPU to foresee */
+        const char *scales = (const char *)(w->scales + panel * w->groups * PANEL);
+        for (int64_t byte = 0; byte < width * w->groups * PANEL * 4; byte += LINE) __builtin_prefetch(scales + byte);
+    }
     span of = {.w = w, .panel = panel, .ahead = STEP_BYTES / (last_tile - first_tile)};
+    int64_t length = CHAIN_STEPS;
+    if (INTEGERS) { /* equal spans, so that the last one prefetches all of the next panel's first one */
+        int64_t spans = (w->steps + CHAIN_STEPS - 1) / CHAIN_STEPS, block = BLOCK / STEP;
+        length = ((w->steps + spans - 1) / spans + block - 1) / block * block;
+    }
     for (of.begin = 0; of.begin < w->steps; of.begin = of.last) {
-        of.last = of.begin + CHAIN_STEPS < w->steps ? of.begin + CHAIN_STEPS : w->steps;
+        of.last = of.begin + length < w->steps ? of.begin + length : w->steps;
         /* Each tile prefetches its share of the next span, so that memory is read all the time. */
         int64_t next = of.last < w->steps ? panel * w->steps + of.last : following * w->steps;
         of.next = (const char *)w->panels + next * STEP_BYTES;
@@ -469,11 +478,13 @@ static void multiply_products(const elem *x, const int64_t *sources, const produ
         const part *block = blocks + begin + place % of_product;
         int64_t item = place / of_product, end = (item + 1) * GROUP < panels ? (item + 1) * GROUP : panels;
         int widest = width_of((int)((p->rows + p->tiles - 1) / p->tiles)), width;
-        int is_followed = (i + 1) % at_once > 0 && place % of_product == of_product - 1 && item + 1 < items;
+        /* Threads probably take turns. */
+        int64_t later = item + ((i + 1) % at_once > 0 ? 1 : 1 + at_once * (omp_get_num_threads() - 1));
+        int is_followed = place % of_product == of_product - 1 && later < items;
         for (int64_t panel = item * GROUP; panel < end; panel += width) {
             width = block->last - block->first > 1 || panel + widest > end ? 1 : widest;
-            int64_t next = panel + width;
-            compute(m, p, block->first, block->last, panel, width, next < end || is_followed ? next : panel);
+            int64_t next = panel + width < end ? panel + width : is_followed ? later * GROUP : panel;
+            compute(m, p, block->first, block->last, panel, width, next);
         }
     }
     free(tiles);
