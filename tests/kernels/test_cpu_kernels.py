@@ -270,6 +270,32 @@ def test_products_with_quantised_weights_equal_plain_ones_and_no_row_depends_on_
     assert product.multiply(x[:0]).shape == (0, num_out)
 
 
+@pytest.mark.parametrize("kind", QUANTIZED_BITS)
+def test_bfloat16_inputs_of_quantised_weights_are_exact_down_to_a_share_of_the_largest(kind: str, build: str) -> None:
+    torch.manual_seed(4)
+    weight = quantized(kind, 40, 192, 64)
+    product = PackedLinear(kernels_of(torch.bfloat16, build, QUANTIZED_BITS[kind]), weight, None, torch.bfloat16)
+    x = torch.exp2(torch.randint(-7, 1, (9, 192))) * (1 + torch.randint(0, 128, (9, 192)) / 128)
+    x *= torch.randint(0, 2, x.shape) * 2 - 1
+    x[:, ::64] = 1.0
+    x[1], x[2], x[3] = x[1] * 2.0**-110, x[2] * 2.0**100, 0.0
+    x[4, :64] *= 2.0**60  # each block has a power of its own
+    x[5, 7], x[6, 100], x[7, 191] = math.nan, math.inf, -math.inf
+    x = x.bfloat16()
+    result = product.multiply(x).double()
+    exact = x.double() @ dequantize(weight).double().T
+    for row in (0, 1, 2, 3, 4, 8):
+        size = float((x[row].double().abs() @ dequantize(weight).double().abs().T).max())
+        torch.testing.assert_close(result[row], exact[row], rtol=2**-8, atol=1e-6 * size)
+    assert result[5:8].isnan().all()
+
+    rounded = torch.full((1, 192), 2.0**-15)
+    rounded[0, 0], small = 1.0, torch.zeros(1, 192)
+    small[0, 0] = 1.0
+    small[0, 64:] = 2.0**-15  # the largest of their blocks
+    assert torch.equal(product.multiply(rounded.bfloat16()), product.multiply(small.bfloat16()))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_values_that_are_not_finite_stay_in_their_rows_and_outputs(dtype: torch.dtype, build: str) -> None:
     weight, x = torch.ones(37, 33).to(dtype), torch.ones(7, 33).to(dtype)

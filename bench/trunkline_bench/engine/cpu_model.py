@@ -70,8 +70,8 @@ def requests(count: int, vocab_size: int) -> list[BenchRequest]:
     return [BenchRequest([draw.randrange(3, vocab_size) for _ in range(PROMPT)], OUTPUT) for _ in range(count)]
 
 
-def measure(job: Job, checkout: Path, python: str) -> float:
-    """Output tokens per second of a job, run by the code of a checkout. Raises SystemExit if it fails."""
+def measure(job: Job, checkout: Path, python: str) -> Measured:
+    """Runs a job by the code of a checkout. Raises SystemExit if it fails."""
     done = subprocess.run(
         [python, "-m", "trunkline_bench.engine.measured_run"],
         input=json.dumps({name: value for name, value in asdict(job).items() if value != "none"}),  # for earlier code
@@ -84,11 +84,11 @@ def measure(job: Job, checkout: Path, python: str) -> float:
     )
     if done.returncode:
         raise SystemExit(f"bench-cpu: the run of {job.runner} failed:\n{done.stderr[-2000:]}")
-    measured = Measured(**json.loads(done.stdout.splitlines()[-1]))
-    return measured.output_tokens / measured.seconds
+    return Measured(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def table(times: Times, runners: list[str], kinds: list[str], model: Path, bandwidth: float) -> str:
+def table(times: Times, steps_s: dict[str, list[float]], runners: list[str], model: Path, bandwidth: float) -> str:
+    """steps_s: mean times from token to token of one request, by kind"""
     peers = [runner for runner in runners if runner in PEERS]
     relative = " | ".join(f"ours, relative to {peer}" for peer in peers)
     lines = [
@@ -96,7 +96,7 @@ def table(times: Times, runners: list[str], kinds: list[str], model: Path, bandw
         f"| {relative} | weights read, share of bandwidth |",
         "|---|---|" + "---|" * (len(runners) + len(peers) + 1),
     ]
-    for kind in kinds:
+    for kind in steps_s:
         dtype, _ = KINDS[kind]
         for count in AT_ONCE:
             # The others compute with the dtype's weights.
@@ -104,8 +104,7 @@ def table(times: Times, runners: list[str], kinds: list[str], model: Path, bandw
                 runner: statistics.median(times[runner, kind if runner == "ours" else dtype, count])
                 for runner in runners
             }
-            # Each step of a batch reads the weights once.
-            share = f"{rates['ours'] / count * weight_bytes_read(model, kind) / bandwidth:.0%}"
+            share = f"{weight_bytes_read(model, kind) / statistics.median(steps_s[kind]) / bandwidth:.0%}"
             ratios = " | ".join(f"{rates['ours'] / rates[peer]:.2f}" for peer in peers)
             lines.append(
                 f"| {kind} | {count} | {' | '.join(f'{rates[runner]:,.1f}' for runner in runners)} "
@@ -138,6 +137,7 @@ def main() -> None:
     command = make_command("bench-cpu MODEL=…", flags + ["--peers", "DIR"] * (arguments.peers is not None))
     found = facts(command, "no GPU", ("trunkline", "torch", "transformers"))
     times: Times = defaultdict(list)
+    steps_s: dict[str, list[float]] = defaultdict(list)
     bandwidth = 0.0
     for turn in range(arguments.repeats):
         bandwidth = max(bandwidth, memory_bandwidth())
@@ -150,7 +150,10 @@ def main() -> None:
                     if quantization != "none" and name != "ours":
                         continue
                     job = Job(runner, str(model), dtype, threads, count, requests(count, vocab_size), quantization)
-                    times[name, kind, count].append(measure(job, checkout, pythons[name]))
+                    measured = measure(job, checkout, pythons[name])
+                    times[name, kind, count].append(measured.output_tokens / measured.seconds)
+                    if name == "ours" and count == 1 and measured.first_token_s is not None:
+                        steps_s[kind].append((measured.seconds - measured.first_token_s) / (OUTPUT - 1))
                     told.append(f"{name} {times[name, kind, count][-1]:,.1f}")
                 print(f"  turn {turn + 1}, {kind}, {count} at once: {', '.join(told)} tok/s", flush=True)
     earlier = f"- before: {commit(checkouts['before'])}\n" if "before" in checkouts else ""
@@ -161,9 +164,10 @@ def main() -> None:
         "- requests arrive together\n"
         f"- medians of {arguments.repeats} alternating runs, each in a fresh process with {threads} threads\n"
         f"- memory: {bandwidth / 1e9:.1f} GB/s, read by all threads together\n"
+        "- share of bandwidth: of the weights that a step of one request reads, in the mean time from token to token\n"
         + earlier
         + "\n"
-        + table(times, list(checkouts), arguments.kinds, model, bandwidth)
+        + table(times, steps_s, list(checkouts), model, bandwidth)
     )
     arguments.output.mkdir(parents=True, exist_ok=True)
     path = arguments.output / f"cpu-{model.name}-{found['date']}.md"

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -39,12 +39,20 @@ class Measured:
     output_tokens: int
     peak_rss_mib: float
     tokens_computed: int  # positions run through the model, including padding
+    first_token_s: float | None = None  # until any request has a token; None: not known
 
 
-def run_engine(job: Job) -> Callable[[], int]:
+class Ran(NamedTuple):
+    """What a runner tells of a run."""
+
+    tokens_computed: int
+    first_token_at_s: float | None = None  # by time.perf_counter()
+
+
+def run_engine(job: Job) -> Callable[[], Ran]:
     """Continuous batching with `concurrency` requests in flight: a new one is submitted when one ends.
 
-    Returns a function that runs the workload and returns the number of tokens computed."""
+    Returns a function that runs the workload."""
     from trunkline.engine.v1.engine_pb2 import EngineRequest
     from trunkline.v1.generation_pb2 import SamplingParams
     from trunkline.v1.worker_pb2 import Submit
@@ -65,27 +73,30 @@ def run_engine(job: Job) -> Callable[[], int]:
             EngineRequest(submits=[Submit(handle=handle, prompt_token_ids=request.prompt, sampling=sampling)])
         )
 
-    def run() -> int:
+    def run() -> Ran:
         upcoming = iter(range(len(job.requests)))
         for handle in [h for _, h in zip(range(job.concurrency), upcoming, strict=False)]:
             submit(handle)
-        generated = 0
+        generated, first_at_s = 0, None
         while engine.has_work:
             step = engine.step()
             assert step is not None
             generated += len(step.token_ids)
+            if generated and first_at_s is None:
+                first_at_s = time.perf_counter()
             for output in step.outputs:
                 assert not output.HasField("error"), output.error
                 generated += len(output.token_ids)
                 if output.finish_reason and (following := next(upcoming, None)) is not None:
                     submit(following)
         assert generated == sum(request.output_tokens for request in job.requests)
-        return sum(len(request.prompt) + request.output_tokens - 1 for request in job.requests)
+        computed = sum(len(request.prompt) + request.output_tokens - 1 for request in job.requests)
+        return Ran(computed, first_at_s)
 
     return run
 
 
-def run_transformers(job: Job) -> Callable[[], int]:
+def run_transformers(job: Job) -> Callable[[], Ran]:
     """Static batching: batches in order of arrival, left-padded, each running until its longest output is done.
 
     Returns a function as run_engine does."""
@@ -94,7 +105,7 @@ def run_transformers(job: Job) -> Callable[[], int]:
     model: Any = AutoModelForCausalLM.from_pretrained(job.model, dtype=getattr(torch, job.dtype))
     model.train(False)
 
-    def run() -> int:
+    def run() -> Ran:
         computed = 0
         for start in range(0, len(job.requests), job.concurrency):
             batch = job.requests[start : start + job.concurrency]
@@ -117,12 +128,12 @@ def run_transformers(job: Job) -> Callable[[], int]:
             assert isinstance(out, torch.Tensor)
             assert out.shape == (len(batch), width + most)
             computed += len(batch) * (width + most - 1)
-        return computed
+        return Ran(computed)
 
     return run
 
 
-def run_vllm(job: Job) -> Callable[[], int]:
+def run_vllm(job: Job) -> Callable[[], Ran]:
     """vLLM's CPU build, in a Python that has it. Returns a function as run_engine does."""
     from vllm import LLM, SamplingParams
 
@@ -131,7 +142,7 @@ def run_vllm(job: Job) -> Callable[[], int]:
         max_num_seqs=job.concurrency,
     )  # fmt: skip
 
-    def run() -> int:
+    def run() -> Ran:
         results = llm.generate(
             [{"prompt_token_ids": request.prompt} for request in job.requests],
             [
@@ -142,7 +153,7 @@ def run_vllm(job: Job) -> Callable[[], int]:
         )
         for result, request in zip(results, job.requests, strict=True):
             assert len(result.outputs[0].token_ids) == request.output_tokens
-        return sum(len(request.prompt) + request.output_tokens - 1 for request in job.requests)
+        return Ran(sum(len(request.prompt) + request.output_tokens - 1 for request in job.requests))
 
     return run
 
@@ -161,11 +172,12 @@ def main() -> None:
     run()
     job.requests[:] = wanted
     started = time.perf_counter()
-    computed = run()
+    computed, first_at_s = run()
     seconds = time.perf_counter() - started
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     output_tokens = sum(request.output_tokens for request in wanted)
-    print(json.dumps(asdict(Measured(seconds, output_tokens, peak_mib, computed))))
+    first_s = None if first_at_s is None else first_at_s - started
+    print(json.dumps(asdict(Measured(seconds, output_tokens, peak_mib, computed, first_s))))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@
  * which AVX-512 has an instruction that compilers do not generate.
  */
 #include "element.h"
+#include "linear.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -209,7 +210,7 @@ void attention(const elem *q, const elem *keys, const elem *values, const int64_
                 items[n][1] = row;
                 items[n][2] = head;
             }
-#pragma omp parallel for schedule(dynamic, 4)
+#pragma omp parallel for schedule(dynamic, 4) if (num_items > 4)
     for (int64_t i = 0; i < num_items; i++) {
         int64_t s = items[i][0], row = items[i][1], head = items[i][2];
         int64_t left = starts[s + 1] - row;
@@ -313,6 +314,74 @@ void silu_and_mul(const elem *gate_up, elem *out, int64_t num_rows, int dim) {
             o[i] = store(load(store(g / (1.0f + fast_exp(-g)))) * load(up[i]));
         }
     }
+}
+
+/* A layer of attention and a gated part, each with a norm before it only. */
+typedef struct {
+    const elem *norm, *query_norm, *key_norm, *fed_norm; /* those of queries and keys as in rotate_and_write() */
+    linear qkv, output, gate_up, down;
+    const float *cos, *sin;
+    int64_t pairs, window;
+} layer;
+
+/* A layer's keys and values, as in attention(). */
+typedef struct {
+    elem *keys, *values;
+    int64_t block_stride;
+} layer_pool;
+
+/* The new tokens of a step, as in attention(). */
+typedef struct {
+    const int64_t *const *tables;
+    const int64_t *starts, *contexts;
+    int64_t num_seqs, block_size;
+} batch;
+
+/* What all layers have in common. */
+typedef struct {
+    int64_t hidden, heads, kv_heads, dim;
+    float eps, scale;
+} sizes;
+
+/* Runs all layers of a decoder in one call: at few rows, a call from Python takes as long as what it computes.
+ * residual: [rows, hidden]; rows behind those of the batch only go through products and norms */
+void decode(const layer *layers, const layer_pool *pools, int64_t count, const sizes *of, const batch *b,
+            elem *residual, int64_t rows) {
+    int64_t hidden = of->hidden, queries = of->heads * of->dim, qkv_size = queries + 2 * of->kv_heads * of->dim;
+    int64_t fed = 0, floats = 0;
+    for (const layer *l = layers; l < layers + count; l++) {
+        const linear *products[] = {&l->qkv, &l->output, &l->gate_up, &l->down};
+        for (int i = 0; i < 4; i++) {
+            int64_t size = arranged_size(products[i], rows);
+            floats = size > floats ? size : floats;
+        }
+        fed = l->gate_up.out > fed ? l->gate_up.out : fed;
+    }
+    float *arranged = malloc((size_t)floats * sizeof(float));
+    elem *attended = malloc((size_t)(rows * (2 * queries + 2 * hidden + qkv_size + fed + fed / 2)) * sizeof(elem));
+    elem *q = attended + rows * queries, *normed = q + rows * queries, *added = normed + rows * hidden;
+    elem *qkv = added + rows * hidden, *gate_up = qkv + rows * qkv_size, *gated = gate_up + rows * fed;
+    int64_t tokens = b->starts[b->num_seqs];
+    memset(attended + tokens * queries, 0, (size_t)((rows - tokens) * queries) * sizeof(elem));
+    for (int64_t i = 0; i < count; i++) {
+        const layer *l = layers + i;
+        const layer_pool *p = pools + i;
+        add_rms_norm(i ? added : NULL, residual, l->norm, normed, rows, hidden, (int)hidden, of->eps);
+        l->qkv.multiply(&l->qkv, normed, qkv, arranged, rows);
+        rotate_and_write(qkv, q, p->keys, p->values, b->tables, b->starts, b->contexts, l->cos, l->sin, l->query_norm,
+                         l->key_norm, p->block_stride, b->num_seqs, (int)of->heads, (int)of->kv_heads, (int)of->dim,
+                         (int)l->pairs, (int)b->block_size, of->eps);
+        attention(q, p->keys, p->values, b->tables, b->starts, b->contexts, attended, p->block_stride, b->num_seqs,
+                  (int)of->heads, (int)of->kv_heads, (int)of->dim, (int)b->block_size, l->window, of->scale);
+        l->output.multiply(&l->output, attended, added, arranged, rows);
+        add_rms_norm(added, residual, l->fed_norm, normed, rows, hidden, (int)hidden, of->eps);
+        l->gate_up.multiply(&l->gate_up, normed, gate_up, arranged, rows);
+        silu_and_mul(gate_up, gated, rows, (int)(l->gate_up.out / 2));
+        l->down.multiply(&l->down, gated, added, arranged, rows);
+    }
+    for (int64_t i = 0; i < rows * hidden; i++) residual[i] = store(load(residual[i]) + load(added[i]));
+    free(attended);
+    free(arranged);
 }
 
 /* ids[row] = the first token with the row's highest logit, or -1 if the row has a NaN or the highest logit is infinite.

@@ -23,7 +23,7 @@ import torch
 FOLDER = Path(__file__).parent
 PRODUCTS = "linear.c"  # all that the builds for quantised weights have
 SOURCES = ("kernels.c", "experts.c", PRODUCTS)
-HEADERS = ("element.h",)
+HEADERS = ("element.h", "linear.h")
 # No -ffast-math, because NaN and infinity must be preserved. Pragmas allow reordering of certain sums.
 FLAGS = (
     "-O3",
@@ -56,10 +56,11 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "sort_by_expert": (P, P, P, P, P, I64, I64, I32, I32),
     "sum_experts": (P, P, P, P, I64, I32, I32),
     "add_gated": (P, P, P, I64, I32),
+    "decode": (P, P, I64, P, P, P, I64),
 }
 PRODUCT_SIGNATURES: dict[str, tuple[type, ...]] = {
     "pack": (P, P, I64, I64),
-    "multiply": (P, P, P, P, P, P, P, I64, I64, I64, I64),
+    "multiply": (P, P, P, P, I64),
     "multiply_grouped": (P, P, P, P, P, P, P, P, I64, I64, I64, I64),
 }
 

@@ -11,14 +11,24 @@
  * registers; several tiles share a span of inputs that the first of them widened into memory. While tiles multiply by a
  * span, they prefetch the next one.
  *
+ * If weights are quantised and inputs bfloat16, their products are integers of 32 bits, with pairs of 16 bits in a word
+ * of 32, because CPUs multiply these in half the instructions. Each BLOCK inputs are multiples of a power of two, so
+ * that the largest one fills 16 bits: those of at least 1/128 of it are exact, and smaller ones are rounded by at most
+ * 1/128 of what the largest itself may have been rounded by.
+ *
  * The additions of each element of the result have one order, whatever the numbers of rows and threads are. They run in
  * chains of some hundred inputs, whose sums are added: one long chain would round more.
  */
 #include "element.h"
+#include "linear.h"
 
+#include <math.h>
 #include <omp.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef __SSE2__
+#include <immintrin.h>
+#endif
 
 /* Vector types of GCC and Clang: one source for SSE, AVX2, AVX-512 and NEON. Tests choose other sizes. */
 #if defined(LANES)
@@ -44,6 +54,8 @@
 typedef float floats __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef uint32_t words __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int16_t shorts __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef uint16_t counts __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 #ifndef WEIGHT_BITS
 #define WEIGHT_BITS 0 /* not quantised */
@@ -55,6 +67,18 @@ typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4), may_alia
 #else
 #define STEP 1
 #endif
+#if WEIGHT_BITS && defined(BF16)
+#define INTEGERS 1
+#define PARTS (STEP / 2) /* factors of a word: pairs of its inputs, `PARTS` apart */
+typedef uint32_t factor __attribute__((may_alias));
+typedef ints totals;
+#else
+#define INTEGERS 0
+#define PARTS STEP
+typedef float factor;
+typedef floats totals;
+#endif
+#define BLOCK 64 /* inputs that are multiples of one power of two */
 #define SPAN (4096 / PANEL)                           /* inputs of a panel that widen to 16 KB: half of an L1 */
 #define CHAIN_STEPS (WEIGHT_BITS ? SPAN / STEP : 256) /* most steps of a chain of additions, and those of a span */
 #define STEP_BYTES (PANEL * 4)                        /* of a panel */
@@ -104,9 +128,41 @@ INLINE floats half_of(words both, int part) {
     return part == 0 ? (floats)(both << 16) : (floats)(both & 0xFFFF0000u);
 }
 
-/* LANES outputs of one of a word's inputs, as float32. Those of quantised weights are too large by a power of two, which
- * saves instructions: arrange() multiplies the input by UNDO. 8 bits stay at the top of a word, and 4 bits where they
- * are but for the last ones. */
+#if INTEGERS
+/* LANES outputs of two of a word's inputs, as pairs of 16 bits. */
+INLINE ints widened(const uint32_t *from, int part) {
+#if WEIGHT_BITS == 8
+    shorts word = *(const shorts *)from;
+    return (ints)((part ? word : word << 8) >> 8);
+#else
+    counts word = *(const counts *)from >> (4 * part);
+    if (part < 3) word &= 15;
+    return (ints)word;
+#endif
+}
+
+/* Adds the sums of the products of each two of 16 bits. */
+INLINE ints added(ints sum, ints weight, uint32_t x) {
+#if LANES == 16 && defined(__AVX512VNNI__)
+    sum = (ints)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)weight, _mm512_set1_epi32((int)x));
+#elif LANES == 16 && defined(__AVX512BW__)
+    sum += (ints)_mm512_madd_epi16((__m512i)weight, _mm512_set1_epi32((int)x));
+#elif LANES == 8 && defined(__AVX2__)
+    sum += (ints)_mm256_madd_epi16((__m256i)weight, _mm256_set1_epi32((int)x));
+#elif LANES == 4 && defined(__SSE2__)
+    sum += (ints)_mm_madd_epi16((__m128i)weight, _mm_set1_epi32((int)x));
+#else
+    sum += (weight << 16 >> 16) * (int16_t)x + (weight >> 16) * (int16_t)(x >> 16);
+#endif
+#ifdef REGISTER
+    __asm__("" : REGISTER(sum)); /* else GCC adds up the products first, and keeps them in memory */
+#endif
+    return sum;
+}
+#else
+/* LANES outputs of one of a word's inputs, as float32. Those of quantised weights are too large by a power of two, and
+ * arrange() multiplies the input by UNDO, which saves instructions. 8 bits stay at the top of a word, and 4 bits where
+ * they are but for the last ones. */
 INLINE floats widened(const uint32_t *from, int part) {
 #if WEIGHT_BITS
     words word = *(const words *)from;
@@ -125,6 +181,9 @@ INLINE floats widened(const uint32_t *from, int part) {
 #endif
 }
 
+INLINE floats added(floats sum, floats weight, float x) { return sum + weight * x; }
+#endif
+
 enum use { NOTHING, WRITE, READ }; /* what a tile does with the memory for widened weights */
 
 /* A span of panels: steps from `begin` (a multiple of CHAIN_STEPS) to `last`. */
@@ -135,31 +194,34 @@ typedef struct {
     int64_t ahead;
 } span;
 
-/* Adds the products of a tile of `rows` rows and `width` panels over a span.  x: [steps][STEP][rows]; x_sums:
- * [groups][rows]; wide: the widened weights of a panel, [input][output]; sums: [rows][width * PANEL] */
-INLINE void multiply_tile(const float *restrict x, const float *restrict x_sums, const span *of, float *restrict wide,
-                          float *restrict sums, const int rows, const int width, const enum use use) {
+/* Adds the products of a tile of `rows` rows and `width` panels over a span.  x: of arrange(); wide: the widened
+ * weights of a panel, [input or pair][output]; sums: [rows][width * PANEL] */
+INLINE void multiply_tile(const factor *restrict x, const span *of, factor *restrict wide, float *restrict sums,
+                          const int rows, const int width, const enum use use) {
     const weights *w = of->w;
     const char *next = of->next;
     const uint32_t *panels = w->panels + of->panel * w->steps * PANEL;
     const int64_t panel = of->panel, first = of->begin, last = of->last, ahead = of->ahead, size = w->steps * PANEL;
+    const float *powers = (const float *)x + w->steps * PARTS * rows;
+    const float *x_sums = (const float *)x + w->steps * STEP * rows;
+    const int64_t chain = INTEGERS ? BLOCK / STEP : CHAIN_STEPS;
     for (int64_t begin = first, end; begin < last; begin = end) {
         int64_t group = WEIGHT_BITS ? begin / w->group : 0, group_end = WEIGHT_BITS ? (group + 1) * w->group : last;
-        end = (begin / CHAIN_STEPS + 1) * CHAIN_STEPS;
+        end = (begin / chain + 1) * chain;
         if (group_end < end) end = group_end;
         if (last < end) end = last;
-        floats acc[TILE][8];
+        totals acc[TILE][8];
         for (int r = 0; r < rows; r++)
-            for (int v = 0; v < 2 * width; v++) acc[r][v] = (floats){0};
+            for (int v = 0; v < 2 * width; v++) acc[r][v] = (totals){0};
         for (int64_t s = begin; s < end; s++, next += ahead) {
 #pragma GCC unroll 8
-            for (int part = 0; part < STEP; part++) {
+            for (int part = 0; part < PARTS; part++) {
                 if (width > 1) __asm__("" : : : "memory"); /* else GCC keeps words in registers, and sums in memory */
-                floats weight[8];
+                totals weight[8];
 #pragma GCC unroll 8
                 for (int v = 0; v < 2 * width; v++) {
                     const uint32_t *from = panels + v / 2 * size + s * PANEL + v % 2 * LANES;
-                    floats *at = (floats *)(wide + ((s - first) * STEP + part) * PANEL + v * LANES);
+                    totals *at = (totals *)(wide + ((s - first) * PARTS + part) * PANEL + v * LANES);
                     weight[v] = use == READ ? *at : widened(from, part);
 #ifdef REGISTER
                     if (use == READ) __asm__("" : REGISTER(weight[v])); /* else GCC reads it once for each row */
@@ -169,7 +231,8 @@ INLINE void multiply_tile(const float *restrict x, const float *restrict x_sums,
 #pragma GCC unroll 12
                 for (int r = 0; r < rows; r++)
 #pragma GCC unroll 8
-                    for (int v = 0; v < 2 * width; v++) acc[r][v] += weight[v] * x[(s * STEP + part) * rows + r];
+                    for (int v = 0; v < 2 * width; v++)
+                        acc[r][v] = added(acc[r][v], weight[v], x[(s * PARTS + part) * rows + r]);
             }
             /* One row of weights that are not widened keeps up with memory, and prefetching slows it down. */
             for (int v = 0; v < width && (WEIGHT_BITS || rows > 1); v++)
@@ -184,8 +247,10 @@ INLINE void multiply_tile(const float *restrict x, const float *restrict x_sums,
             if (HAS_OFFSETS && w->offsets) offset = *(const floats *)(w->offsets + at);
             for (int r = 0; r < rows; r++) {
                 floats *sum = (floats *)(sums + (r * 2 * width + v) * LANES);
-                if (WEIGHT_BITS) acc[r][v] *= scale;
-                *sum += acc[r][v];
+                floats total = __builtin_convertvector(acc[r][v], floats);
+                if (INTEGERS) total *= powers[begin * STEP / BLOCK * rows + r];
+                if (WEIGHT_BITS) total *= scale;
+                *sum += total;
                 if (HAS_OFFSETS && end == group_end) *sum += offset * x_sums[group * rows + r];
             }
         }
@@ -213,14 +278,13 @@ INLINE void multiply_tile(const float *restrict x, const float *restrict x_sums,
 /* A function for each: in one, GCC runs out of registers. */
 #define FUNCTION(R, W, USE) \
     static __attribute__((noinline)) void tile_##R##_##W##_##USE( \
-        const float *x, const float *x_sums, const span *of, float *wide, float *sums) { \
-        multiply_tile(x, x_sums, of, wide, sums, R, W, USE); }
+        const factor *x, const span *of, factor *wide, float *sums) { \
+        multiply_tile(x, of, wide, sums, R, W, USE); }
 TILES(FUNCTION)
 
-static void tile(const float *x, const float *x_sums, const span *of, float *wide, float *sums, int rows, int width,
-                 enum use use) {
+static void tile(const factor *x, const span *of, factor *wide, float *sums, int rows, int width, enum use use) {
 #define CASE(R, W, USE) \
-    case ((USE) * 16 + (R)) * 8 + (W): tile_##R##_##W##_##USE(x, x_sums, of, wide, sums); return;
+    case ((USE) * 16 + (R)) * 8 + (W): tile_##R##_##W##_##USE(x, of, wide, sums); return;
     switch ((use * 16 + rows) * 8 + width) { TILES(CASE) }
 }
 
@@ -233,6 +297,39 @@ static inline int width_of(int rows) {
 #endif
 }
 
+#if INTEGERS
+/* Turns a row into pairs of integers, and adds up its groups. powers: of each block; the rest: as in arrange() */
+static void arrange_row(const elem *row, const weights *w, factor *pairs, float *powers, float *x_sums, int rows,
+                        int64_t in) {
+    for (int64_t group = 0; HAS_OFFSETS && group < w->groups; group++) x_sums[group * rows] = 0.0f;
+    for (int64_t begin = 0; begin < w->steps * STEP; begin += BLOCK) {
+        elem x[BLOCK] = {0}, peak = 0;
+        int32_t whole[BLOCK];
+        memcpy(x, row + begin, sizeof(elem) * (size_t)(in - begin < BLOCK ? in - begin : BLOCK));
+        for (int i = 0; i < BLOCK; i++) {
+            elem size = x[i] & 0x7FFF;
+            peak = size > peak ? size : peak;
+        }
+        int exponent = peak >> 7 > 15 ? peak >> 7 : 15; /* so that the power and its inverse are normal numbers */
+        float power = load((elem)((exponent - 14) << 7)), inverse = load((elem)((268 - exponent) << 7));
+        for (int i = 0; i < BLOCK; i++) whole[i] = (int32_t)nearbyintf(load(x[i]) * inverse);
+        if (exponent == 255) { /* a value is not finite */
+            power = NAN;
+            memset(whole, 0, sizeof(whole));
+        }
+        powers[begin / BLOCK * rows] = power;
+        for (int i = 0; i < BLOCK && begin + i < w->steps * STEP; i += STEP)
+            for (int part = 0; part < PARTS; part++)
+                pairs[((begin + i) / 2 + part) * rows] =
+                    (uint16_t)whole[i + part] | (uint32_t)whole[i + part + PARTS] << 16;
+        for (int i = 0; HAS_OFFSETS && i < BLOCK && begin + i < in; i += STEP) {
+            int32_t sum = 0;
+            for (int j = 0; j < STEP; j++) sum += whole[i + j];
+            x_sums[(begin + i) / STEP / w->group * rows] += power * (float)sum;
+        }
+    }
+}
+#else
 /* By which inputs of a word are multiplied, for widened(). */
 #if WEIGHT_BITS == 8
 static const float UNDO[STEP] = {0x1p-24f, 0x1p-24f, 0x1p-24f, 0x1p-24f};
@@ -242,22 +339,28 @@ static const float UNDO[STEP] = {1.0f, 0x1p-4f, 0x1p-8f, 0x1p-12f, 0x1p-16f, 0x1
 static const float UNDO[STEP] = {[0 ... STEP - 1] = 1.0f};
 #endif
 
-/* Widens rows of x to float32, in the order of multiply_tile: [steps][STEP][rows]. x_sums: [groups][rows]; the rows are
- * those from `first` on or, if `sources` is not null, those that it names from there on. */
-static void arrange(const elem *x, const int64_t *sources, int64_t first, const weights *w, float *arranged,
-                    float *x_sums, int rows, int64_t in) {
+static void arrange_row(const elem *row, const weights *w, float *arranged, float *powers, float *x_sums, int rows,
+                        int64_t in) {
+    for (int64_t i = 0; i < w->steps * STEP; i++) arranged[i * rows] = i < in ? load(row[i]) * UNDO[i % STEP] : 0.0f;
+    for (int64_t group = 0; HAS_OFFSETS && group < w->groups; group++) {
+        float sums[8] = {0}; /* in several chains, which the compiler turns into vectors */
+        for (int64_t i = group * w->group * STEP; i < (group + 1) * w->group * STEP; i += 8)
+            for (int j = 0; j < 8; j++) sums[j] += load(row[i + j]);
+        x_sums[group * rows] =
+            ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+    }
+}
+#endif
+
+/* Puts rows of x in the order of multiply_tile: [steps][PARTS][rows]. If these are integers, the powers of two of their
+ * blocks follow, [blocks][rows]. The sums of groups, [groups][rows], come after `steps * STEP * rows` values. The rows
+ * are those from `first` on or, if `sources` is not null, those that it names from there on. */
+static void arrange(const elem *x, const int64_t *sources, int64_t first, const weights *w, float *arranged, int rows,
+                    int64_t in) {
+    float *powers = arranged + w->steps * PARTS * rows, *x_sums = arranged + w->steps * STEP * rows;
     for (int r = 0; r < rows; r++) {
         const elem *row = x + (sources ? sources[first + r] : first + r) * in;
-        for (int64_t i = 0; i < in; i++)
-            arranged[i * rows + r] = load(row[i]) * UNDO[i % STEP];
-        for (int64_t i = in; i < w->steps * STEP; i++) arranged[i * rows + r] = 0.0f;
-        for (int64_t group = 0; HAS_OFFSETS && group < w->groups; group++) {
-            float sums[8] = {0}; /* in several chains, which the compiler turns into vectors */
-            for (int64_t i = group * w->group * STEP; i < (group + 1) * w->group * STEP; i += 8)
-                for (int j = 0; j < 8; j++) sums[j] += load(row[i + j]);
-            x_sums[group * rows + r] =
-                ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
-        }
+        arrange_row(row, w, (factor *)arranged + r, powers + r, x_sums + r, rows, in);
     }
 }
 
@@ -291,22 +394,31 @@ static inline float *arranged_rows(const memory *m, const product *p, int64_t ro
 static void compute(const memory *m, const product *p, int64_t first_tile, int64_t last_tile, int64_t panel, int width,
                     int64_t following) {
     float sums[TILES_PER_ITEM * TILE * PANEL];
-    float wide[SPAN * PANEL];
+    factor wide[SPAN * PANEL];
     const weights *w = &p->w;
     int64_t row = first_row(p, first_tile), rows = first_row(p, last_tile) - row;
     int is_shared = WEIGHT_BITS && last_tile - first_tile > 1;
     memset(sums, 0, (size_t)rows * width * PANEL * sizeof(float));
+    if (w->groups) { /* too few for the CPU to foresee */
+        const char *scales = (const char *)(w->scales + panel * w->groups * PANEL);
+        for (int64_t byte = 0; byte < width * w->groups * PANEL * 4; byte += LINE) __builtin_prefetch(scales + byte);
+    }
     span of = {.w = w, .panel = panel, .ahead = STEP_BYTES / (last_tile - first_tile)};
+    int64_t length = CHAIN_STEPS;
+    if (INTEGERS) { /* equal spans, so that the last one prefetches all of the next panel's first one */
+        int64_t spans = (w->steps + CHAIN_STEPS - 1) / CHAIN_STEPS, block = BLOCK / STEP;
+        length = ((w->steps + spans - 1) / spans + block - 1) / block * block;
+    }
     for (of.begin = 0; of.begin < w->steps; of.begin = of.last) {
-        of.last = of.begin + CHAIN_STEPS < w->steps ? of.begin + CHAIN_STEPS : w->steps;
+        of.last = of.begin + length < w->steps ? of.begin + length : w->steps;
         /* Each tile prefetches its share of the next span, so that memory is read all the time. */
         int64_t next = of.last < w->steps ? panel * w->steps + of.last : following * w->steps;
         of.next = (const char *)w->panels + next * STEP_BYTES;
         for (int64_t t = first_tile; t < last_tile; t++) {
             int64_t at = first_row(p, t), height = first_row(p, t + 1) - at;
-            const float *x = arranged_rows(m, p, at);
+            const factor *x = (const factor *)arranged_rows(m, p, at);
             enum use use = !is_shared ? NOTHING : t == first_tile ? WRITE : READ;
-            tile(x, x + height * w->steps * STEP, &of, wide, sums + (at - row) * width * PANEL, (int)height, width, use);
+            tile(x, &of, wide, sums + (at - row) * width * PANEL, (int)height, width, use);
             of.next += of.ahead * (of.last - of.begin);
         }
     }
@@ -334,7 +446,7 @@ int has_bfloat16_products(void) {
 #endif
 }
 
-/* Computes products of one size side by side. x, in: as in multiply(); sources: as in arrange() */
+/* Computes products of one size side by side.  x: [rows, in]; sources: as in arrange() */
 static void multiply_products(const elem *x, const int64_t *sources, const product *products, int64_t count,
                               const memory *m, int64_t in) {
     int64_t num_tiles = 0, num_blocks = 0;
@@ -350,31 +462,29 @@ static void multiply_products(const elem *x, const int64_t *sources, const produ
     int64_t panels = panels_of(products->out), items = (panels + GROUP - 1) / GROUP, all = num_blocks * items;
     /* A thread takes several items in a row, whose panels follow each other in memory. */
     int64_t at_once = all / (omp_get_max_threads() * SHARES) + 1;
-#pragma omp parallel
-    {
-#pragma omp for schedule(static)
-        for (int64_t i = 0; i < num_tiles; i++) {
-            const product *p = tiles[i].p;
-            int64_t row = first_row(p, tiles[i].first), height = first_row(p, tiles[i].last) - row;
-            float *to = arranged_rows(m, p, row);
-            arrange(x, sources, p->begin + row, &p->w, to, to + height * p->w.steps * STEP, (int)height, in);
-        }
-#pragma omp for schedule(dynamic, at_once)
-        for (int64_t i = 0; i < all; i++) {
-            const part *found = blocks + i / items;
-            const product *p = found->p;
-            /* All blocks of a product take the same panels before the next ones. */
-            int64_t begin = found - blocks - found->first / TILES_PER_ITEM;
-            int64_t of_product = (p->tiles + TILES_PER_ITEM - 1) / TILES_PER_ITEM, place = i - begin * items;
-            const part *block = blocks + begin + place % of_product;
-            int64_t item = place / of_product, end = (item + 1) * GROUP < panels ? (item + 1) * GROUP : panels;
-            int widest = width_of((int)((p->rows + p->tiles - 1) / p->tiles)), width;
-            int is_followed = (i + 1) % at_once > 0 && place % of_product == of_product - 1 && item + 1 < items;
-            for (int64_t panel = item * GROUP; panel < end; panel += width) {
-                width = block->last - block->first > 1 || panel + widest > end ? 1 : widest;
-                int64_t next = panel + width;
-                compute(m, p, block->first, block->last, panel, width, next < end || is_followed ? next : panel);
-            }
+#pragma omp parallel for schedule(static) if (num_tiles > 1)
+    for (int64_t i = 0; i < num_tiles; i++) {
+        const product *p = tiles[i].p;
+        int64_t row = first_row(p, tiles[i].first), height = first_row(p, tiles[i].last) - row;
+        arrange(x, sources, p->begin + row, &p->w, arranged_rows(m, p, row), (int)height, in);
+    }
+#pragma omp parallel for schedule(dynamic, at_once)
+    for (int64_t i = 0; i < all; i++) {
+        const part *found = blocks + i / items;
+        const product *p = found->p;
+        /* All blocks of a product take the same panels before the next ones. */
+        int64_t begin = found - blocks - found->first / TILES_PER_ITEM;
+        int64_t of_product = (p->tiles + TILES_PER_ITEM - 1) / TILES_PER_ITEM, place = i - begin * items;
+        const part *block = blocks + begin + place % of_product;
+        int64_t item = place / of_product, end = (item + 1) * GROUP < panels ? (item + 1) * GROUP : panels;
+        int widest = width_of((int)((p->rows + p->tiles - 1) / p->tiles)), width;
+        /* Threads probably take turns. */
+        int64_t later = item + ((i + 1) % at_once > 0 ? 1 : 1 + at_once * (omp_get_num_threads() - 1));
+        int is_followed = place % of_product == of_product - 1 && later < items;
+        for (int64_t panel = item * GROUP; panel < end; panel += width) {
+            width = block->last - block->first > 1 || panel + widest > end ? 1 : widest;
+            int64_t next = panel + width < end ? panel + width : is_followed ? later * GROUP : panel;
+            compute(m, p, block->first, block->last, panel, width, next);
         }
     }
     free(tiles);
@@ -385,20 +495,18 @@ static inline weights weights_at(const uint32_t *packed, const float *scales, co
     return (weights){packed, scales, offsets, steps_of(in), group / STEP, WEIGHT_BITS ? (in + group - 1) / group : 0};
 }
 
-/* result = x @ weight.T + bias.  x: [rows, in]; packed: of pack(); scales, offsets: of quantised weights, else null;
- * bias: [out] or null; result: [rows, out]; arranged: space for rows * (in + groups of an output) floats, in rounded up
- * to a multiple of 8; group: inputs that share a scale, a multiple of 8. The reference is torch's linear(). */
-void multiply(const elem *x, const uint32_t *packed, const float *scales, const float *offsets, const elem *bias,
-              elem *result, float *arranged, int64_t rows, int64_t in, int64_t out, int64_t group) {
+/* A linear's `multiply`. The reference is torch's linear(). */
+void multiply(const linear *of, const elem *x, elem *result, float *arranged, int64_t rows) {
     if (rows == 0) return;
-    const product p = {weights_at(packed, scales, offsets, in, group), bias, 0, rows, (rows + TILE - 1) / TILE, out};
+    weights w = weights_at(of->packed, of->scales, of->offsets, of->in, of->group);
+    const product p = {w, of->bias, 0, rows, (rows + TILE - 1) / TILE, of->out};
     const memory m = {arranged, result};
-    multiply_products(x, NULL, &p, 1, &m, in);
+    multiply_products(x, NULL, &p, 1, &m, of->in);
 }
 
 /* The same for several weights of one size, each with rows of its own: row i of the result is row sources[i] of x times
  * the weight w with starts[w] <= i < starts[w + 1].  sources: null: rows of x have the order of the result's; packed,
- * scales, offsets: of each weight; scales, offsets: may be null; arranged: as in multiply(), for all rows */
+ * scales, offsets: of each weight; scales, offsets: may be null; arranged: for all rows */
 void multiply_grouped(const elem *x, const int64_t *sources, const int64_t *starts, const uint32_t *const *packed,
                       const float *const *scales, const float *const *offsets, elem *result, float *arranged,
                       int64_t count, int64_t in, int64_t out, int64_t group) {

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from trunkline_kernels.cpu.library import I64, P
 from trunkline_kernels.quantized_weight import QuantizedWeight, unpacked_int4
 
 # oneDNN's rearrangement takes a number of rows. 64 was the fastest for products of every number of rows that was tried.
@@ -19,13 +20,40 @@ QUANTIZED_BITS = {"int8": 8, "int4": 4}  # kinds of weights that have kernels, a
 SHARED = 8  # the kernel's groups of inputs are multiples of it
 
 
+class LinearArguments(ctypes.Structure):
+    """`linear` of linear.h."""
+
+    _fields_ = (
+        ("multiply", P),
+        ("packed", P),
+        ("scales", P),
+        ("offsets", P),
+        ("bias", P),
+        ("inner", I64),
+        ("out", I64),
+        ("group", I64),
+    )
+
+
 class PackedLinear:
     """Computes x @ weight.T + bias with a rearranged copy of the weight. weight: [out, in]; bias: [out]
 
     A row's result is the same to the bit whatever the other rows are. Reference: torch.nn.functional.linear.
     """
 
-    __slots__ = ("_bias", "_dtype", "_group", "_in", "_kernels", "_offsets", "_out", "_packed", "_room", "_scales")
+    __slots__ = (
+        "_bias",
+        "_dtype",
+        "_group",
+        "_in",
+        "_kernels",
+        "_offsets",
+        "_out",
+        "_packed",
+        "_room",
+        "_scales",
+        "arguments",
+    )
 
     def __init__(
         self, kernels: ctypes.CDLL, weight: Tensor | QuantizedWeight, bias: Tensor | None, dtype: torch.dtype
@@ -54,6 +82,10 @@ class PackedLinear:
         self._packed = torch.empty(num_bytes, dtype=torch.uint8)
         stored = stored.contiguous()
         kernels.pack(stored.data_ptr(), self._packed.data_ptr(), self._out, stored.nbytes // max(self._out, 1))
+        self.arguments = LinearArguments(
+            ctypes.cast(kernels.multiply, P), self._packed.data_ptr(), _pointer(self._scales), _pointer(self._offsets),
+            _pointer(self._bias), self._in, self._out, self._group,
+        )  # fmt: skip
 
     def _in_panels(self, of_groups: Tensor) -> Tensor:
         """[out, groups] → [panel, group, output of the panel]"""
@@ -70,9 +102,8 @@ class PackedLinear:
         result = x.new_empty(num_rows, self._out)
         arranged = torch.empty(num_rows * self._room, dtype=torch.float32)
         self._kernels.multiply(
-            x.data_ptr(), self._packed.data_ptr(), _pointer(self._scales), _pointer(self._offsets),
-            _pointer(self._bias), result.data_ptr(), arranged.data_ptr(), num_rows, self._in, self._out, self._group,
-        )  # fmt: skip
+            ctypes.byref(self.arguments), x.data_ptr(), result.data_ptr(), arranged.data_ptr(), num_rows
+        )
         return result
 
 

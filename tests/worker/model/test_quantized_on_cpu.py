@@ -65,6 +65,24 @@ def test_deterministic_logits_do_not_depend_on_others(kind: str, checkpoint: Pat
         assert torch.equal(alone, logits)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["none", "int8", "int4"])
+@pytest.mark.parametrize(
+    ("architecture", "keys"),
+    [("LlamaForCausalLM", {}), ("Qwen3ForCausalLM", {}), ("MistralForCausalLM", {"sliding_window": 3})],
+)
+def test_all_layers_in_one_call_equal_separate_calls_to_the_bit(
+    architecture: str, keys: dict[str, Any], kind: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    their_model(tmp_path, base_config(architecture) | SIZES | keys)
+    model = load(tmp_path, dtype=dtype, quantization=kind, deterministic=True)
+    assert isinstance(model.decoder, CpuDecoder)
+    assert model.decoder._at_once is not None
+    at_once = torch.cat(ragged_logits(model, SEQUENCES))
+    monkeypatch.setattr(model.decoder, "_at_once", None)
+    assert torch.equal(at_once, torch.cat(ragged_logits(model, SEQUENCES)))
+
+
 def test_a_model_need_only_fit_into_memory_when_it_is_quantised(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from trunkline_kernels.cpu.library import library
 from trunkline_kernels.cpu.packed_experts import PackedExperts
+from trunkline_kernels.cpu.packed_layers import LayerSizes, PackedLayer, PackedLayers
 from trunkline_kernels.cpu.packed_linear import QUANTIZED_BITS, PackedLinear, pack_linear
 from trunkline_kernels.ragged_batch import KVLayer, PagedBatch
 from trunkline_kernels.token_masks import RowMasks
@@ -151,6 +152,22 @@ class CpuDecoder:
         self._tables = layer_tables(spec, context_length, self._embedding.device)
         self._windows = spec.windows
         self._scale = spec.attention_scale
+        self._at_once = self._packed_layers()
+
+    def _packed_layers(self) -> PackedLayers | None:
+        """The layers as one call; None if one of them has parts that it does not know."""
+        spec = self.spec
+        packed = [
+            _packed_layer(attention, fed, tables, window, spec.head_dim)
+            for (attention, fed), tables, window in zip(self._layers, self._tables, self._windows, strict=True)
+        ]
+        known = [layer for layer in packed if layer is not None]
+        if len(known) < len(packed) or spec.multipliers.residual != 1:
+            return None
+        sizes = LayerSizes(
+            spec.hidden_size, spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.rms_norm_eps, self._scale
+        )
+        return PackedLayers(self._kernels, sizes, known)
 
     def forward(self, batch: PagedBatch, kv: list[KVLayer], *, num_padding: int = 0) -> Tensor:
         """Returns hidden states before the final norm: [num_tokens, hidden]. Writes the tokens' keys and values to
@@ -165,6 +182,9 @@ class CpuDecoder:
         residual = self._embedding.index_select(0, token_ids)
         if spec.multipliers.embedding != 1:
             residual.mul_(spec.multipliers.embedding)
+        if self._at_once is not None:
+            self._at_once.forward(residual, batch, kv)
+            return residual[:count]
         normed = torch.empty_like(residual)
         q = residual.new_empty(num_rows, heads * dim)
         attended = residual.new_zeros(num_rows, heads * dim) if num_padding else torch.empty_like(q)
@@ -273,6 +293,28 @@ class CpuDecoder:
             self.spec.rms_norm_eps,
         )  # fmt: skip
         return out
+
+
+def _packed_layer(
+    w: AttentionWeights[Weight],
+    fed: GatedWeights[Weight] | CpuExperts,
+    tables: tuple[Tensor, Tensor],
+    window: int | None,
+    head_dim: int,
+) -> PackedLayer | None:
+    """The layer for PackedLayers; None if it has other parts."""
+    if not isinstance(fed, GatedWeights) or w.norm is None or fed.norm is None or w.post_norm is not None:
+        return None
+    if fed.post_norm is not None or any(
+        norm is not None and len(norm) != head_dim for norm in (w.query_norm, w.key_norm)
+    ):
+        return None
+    qkv, output, gate_up, down = w.qkv, w.output, fed.gate_up, fed.down
+    if not isinstance(qkv, PackedLinear) or not isinstance(output, PackedLinear):
+        return None
+    if not isinstance(gate_up, PackedLinear) or not isinstance(down, PackedLinear):
+        return None
+    return PackedLayer(w.norm, w.query_norm, w.key_norm, fed.norm, qkv, output, gate_up, down, tables, window)
 
 
 def _pointer(tensor: Tensor | None) -> int | None:
