@@ -2,9 +2,11 @@
 
 usage: python -m trunkline_bench.engine.step_times [--model DIR] [--quantization int8]
 
-The cost model learns while rounds of 1 to 128 requests decode, in random order. The rounds after that are compared:
-each step's expected time is asked for when it is launched. Prompts have one token, so that all requests of a round
-decode from its first step on.
+In each round 1 to 128 requests decode at once, in random order; few requests decode more tokens, so that each number of
+them takes about as long. The cost model learns all the time. Each step's expected time is asked for when it is
+launched, and compared with the time that it takes: the error is the median over the steps of all rounds but the first
+two, so a machine whose speed changes within minutes has little part in it. Prompts have one token, so that all requests
+decode from their first step on.
 """
 
 import argparse
@@ -12,7 +14,7 @@ import random
 import tempfile
 from collections import defaultdict
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 
 import torch
 
@@ -30,7 +32,8 @@ from trunkline_worker.step.plan import Masks, StepPlan, StepResult
 
 RESULTS = Path(__file__).parents[2] / "results"
 ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128)
-OUTPUT = 24  # tokens
+LEAST_OUTPUT, OUTPUT_TOKENS = 16, 128  # of a request, and added to it for all requests at once
+FIRST_ROUNDS = 2  # only learned from
 VOCAB = 8192
 
 
@@ -62,8 +65,8 @@ class TimedExecutor:
 
 
 def decode(engine: Engine, rows: int, first_handle: int) -> None:
-    """One round of this many requests."""
-    sampling = SamplingParams(temperature=0, max_tokens=OUTPUT, ignore_eos=True, seed=0)
+    """Decodes this many requests at once."""
+    sampling = SamplingParams(temperature=0, max_tokens=LEAST_OUTPUT + OUTPUT_TOKENS // rows, ignore_eos=True, seed=0)
     submits = [
         Submit(handle=first_handle + row, prompt_token_ids=[random.randrange(VOCAB)], sampling=sampling)
         for row in range(rows)
@@ -79,8 +82,8 @@ def measure(model: Path, quantization: str, rounds: int) -> dict[int, list[tuple
     engine, _ = build_engine(settings, load_model(model, device=device, quantization=quantization), device)
     timed = engine.executor = TimedExecutor(engine)
     handle = 1
-    for number in range(2 * rounds):
-        if number == rounds:  # what came before was to learn from
+    for number in range(FIRST_ROUNDS + rounds):
+        if number == FIRST_ROUNDS:
             timed.times_s.clear()
         for rows in random.sample(ROWS, len(ROWS)):
             decode(engine, rows, handle)
@@ -92,7 +95,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="directory of a checkpoint; default: a random Qwen3-MoE")
     parser.add_argument("--quantization", default="none")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=16)
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -103,20 +106,26 @@ def main() -> None:
     rows = {}
     for count in ROWS:
         expected_ms, measured_ms = (1e3 * median(column) for column in zip(*times_s[count], strict=True))
-        rows[f"{count}"] = [f"{expected_ms:.2f}", f"{measured_ms:.2f}", f"{expected_ms / measured_ms - 1:+.1%}"]
+        errors = [expected_s / measured_s - 1 for expected_s, measured_s in times_s[count]]
+        low, *_, high = quantiles(errors, n=10)
+        rows[f"{count}"] = [
+            f"{expected_ms:.2f}", f"{measured_ms:.2f}", f"{median(errors):+.1%}", f"{low:+.0%} to {high:+.0%}"
+        ]  # fmt: skip
     name = arguments.model.name if arguments.model else "random Qwen3-MoE, 64 experts of which a token uses 8"
     command = "python -m trunkline_bench.engine.step_times" + f" --rounds {arguments.rounds}"
+    command += " --model …" * (arguments.model is not None)
     command += f" --quantization {arguments.quantization}" * (arguments.quantization != "none")
     found = facts(command, "no GPU", ("trunkline", "torch"))
     text = (
         "# Expected and measured times of steps\n\n"
         + listed(found)
-        + f"- model: {name}\n- steps of requests that decode; medians of {arguments.rounds} rounds\n\n"
-        + table(rows, ["expected, ms", "measured, ms", "error"])
+        + f"- model: {name}\n- steps of requests that decode; medians over all steps of {arguments.rounds} rounds\n\n"
+        + table(rows, ["expected, ms", "measured, ms", "error", "8 of 10 steps"])
     )
     print(text)
     arguments.output.mkdir(parents=True, exist_ok=True)
-    (arguments.output / f"step-times-{arguments.quantization}-{found['date']}.md").write_text(text)
+    of_model = f"{arguments.model.name.lower()}-" if arguments.model else ""
+    (arguments.output / f"step-times-{of_model}{arguments.quantization}-{found['date']}.md").write_text(text)
 
 
 if __name__ == "__main__":

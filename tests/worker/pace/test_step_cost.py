@@ -144,6 +144,45 @@ def test_costs_that_steps_tell_apart_are_fitted() -> None:
         assert cost.time_s(load) == pytest.approx(true_s(load), rel=0.02)
 
 
+def noisy_decodes(seed: int, *, noise: float, delayed: float) -> StepCost:
+    """Learned from decodes of 1 to 128 rows whose times vary in both directions, and of which a share take three times
+    as long."""
+    rng = Random(seed)
+    steps = []
+    for _ in range(KEPT_STEPS * DECODE_SAMPLE_EVERY):
+        count = 2 ** rng.randint(0, 7)
+        load = StepLoad(count, 0, 0.0, count)
+        steps.append((load, true_s(load) * rng.lognormvariate(0, noise) * (3 if rng.random() < delayed else 1)))
+    return learned(steps)
+
+
+@pytest.mark.parametrize(("noise", "delayed"), [(0.02, 0.05), (0.15, 0.0), (0.15, 0.05), (0.3, 0.0)])
+def test_noise_makes_steps_seem_neither_long_nor_short(noise: float, delayed: float) -> None:
+    costs = [noisy_decodes(seed, noise=noise, delayed=delayed) for seed in range(20)]
+    for count in (1, 8, 64, 128):
+        load = StepLoad(count, 0, 0.0, count)
+        assert median(cost.time_s(load) / true_s(load) for cost in costs) == pytest.approx(1, abs=0.04), f"{count} rows"
+
+
+def test_prompts_from_before_a_device_became_faster_do_not_slow_decodes_down() -> None:
+    rng = Random(0)
+    steps = [(load, 1.4 * true_s(load)) for load in (chunk(rng.randint(2, 64)) for _ in range(KEPT_STEPS))]
+    decodes = [StepLoad(rng.choice((1, 8, 64)), 0, 0.0, 0) for _ in range(2 * KEPT_STEPS * DECODE_SAMPLE_EVERY)]
+    cost = learned([*steps, *((load, true_s(load) * rng.gauss(1, 0.03)) for load in decodes)])
+    for count in (1, 8, 64):
+        load = StepLoad(count, 0, 0.0, count)
+        assert cost.time_s(load) == pytest.approx(true_s(load), rel=0.06), f"{count} rows"
+
+
+def test_what_a_prompt_costs_is_not_forgotten_while_there_are_none() -> None:
+    device = DEVICES["cpu"]
+    decodes = [StepLoad(4, 4000, 0.0, 4)] * (20 * KEPT_STEPS * DECODE_SAMPLE_EVERY)
+    cost = learned(
+        (load, device.time_s(load)) for load in [*decodes[:FIRST_STEPS], *map(chunk, (64, 256, 256)), *decodes]
+    )
+    assert prompt_s(cost, 256) == pytest.approx(device.time_s(chunk(256)), rel=0.1)
+
+
 def test_a_worker_that_took_prompts_for_cheap_learns_better_from_the_first_ones() -> None:
     device = DEVICES["cpu-compute-bound"]
     alike, prompt = StepLoad(1, 100, 0.0), chunk(device.chunk)
@@ -219,7 +258,7 @@ def test_prompts_with_log_probabilities_have_a_cost_of_their_own() -> None:
         assert cost.chunk_s(longest + 1, 0, is_scored=is_scored) > 0.05
 
 
-@pytest.mark.parametrize(("noise", "times"), [(0.0, 1.0), (0.1, 1.1), (0.3, 1.2), (3.0, MOST_LATE_TIMES)])
+@pytest.mark.parametrize(("noise", "times"), [(0.0, 1.0), (0.1, 1.06), (0.3, 1.17), (3.0, MOST_LATE_TIMES)])
 def test_steps_with_prompts_are_planned_to_be_late_one_time_in_ten(noise: float, times: float) -> None:
     rng = Random(0)
     loads = [chunk(rng.randint(16, 2048), decodes=rng.randint(0, 8)) for _ in range(KEPT_STEPS)]
@@ -255,7 +294,7 @@ def test_slow_steps_are_learned_from_as_soon_as_fast_ones(step_s: float, every: 
     while not cost.is_known:
         cost.observe(StepLoad(4, 400, 0.0), step_s)
         steps += 1
-    assert steps == STEPS_PER_FIT * every
+    assert steps == (STEPS_PER_FIT - 1) * every + 1
 
 
 @settings(max_examples=150, deadline=None)

@@ -30,6 +30,10 @@ EXPLAINED_TIMES = 1.5
 # With each fit, speeds that recent steps have not reached are reduced to this share: the device may have become slower.
 KEPT_SHARE = 0.9
 KEPT_STEPS = 96  # of each kind: with chunks, and without
+# A step counts half as much once so many were learned from since, because a device's speed changes. What rare prompts
+# cost is not forgotten: a step counts at least as much as LEAST_COUNT of the latest one.
+STEPS_TO_HALF = 32.0
+LEAST_COUNT = 1 / 8
 STEPS_PER_FIT = 32
 # If one sequence alone takes nearly the target time, or more, others may still add this share of its time, and prompts
 # this share of the time of the decodes.
@@ -52,6 +56,8 @@ LATE_QUANTILE, MOST_LATE_TIMES = 0.9, 1.5  # steps that are later than that depe
 WAIT_WEIGHT, MOST_WAIT_S = 0.1, 0.1  # of the latest time between two steps; a longer one is an outlier
 LEAST_STEP_SHARE = 0.5  # of an interval, however long the engine takes between steps
 LEAST_ERROR = 0.01  # of a step's time: smaller errors are noise
+LARGE_ERROR = 0.1  # of a step's time: larger errors are mostly delays, so they pull no harder than this one
+FIT_TURNS, MOST_TIMES_AROUND = 4, 4.0  # a turn divides errors by the times of the turn before
 # A fit is a sum of non-negative parts. Columns: a step; a step with tokens at their assumed cost; a token; a KV token;
 # a token whose pairs cost the most they can; a scored token; all experts. Rows: fixed, token, KV token, pair, scored
 # token, all experts.
@@ -161,6 +167,14 @@ class StepLoad(NamedTuple):
         return self.chunk_pairs + self.chunk_tokens / 2
 
 
+class Sample(NamedTuple):
+    """A step that is learned from."""
+
+    load: StepLoad
+    time_s: float
+    number: int  # of steps that were learned from before it
+
+
 class StepCost:
     """The cost model and the steps it was fitted to.
 
@@ -171,12 +185,12 @@ class StepCost:
         self.defers_fits = False
         self.is_fit_due = False
         self.routing: RoutingRule | None = None  # None: the model has no experts
-        self._decodes: deque[tuple[StepLoad, float]] = deque(maxlen=KEPT_STEPS)
-        self._chunks: deque[tuple[StepLoad, float]] = deque(maxlen=KEPT_STEPS)
+        self._decodes: deque[Sample] = deque(maxlen=KEPT_STEPS)
+        self._chunks: deque[Sample] = deque(maxlen=KEPT_STEPS)
         self.experience = Experience()
         self._observed = 0
         self._seen = 0
-        self._steps_since_sample = 0
+        self._steps_since_sample = DECODE_SAMPLE_EVERY
         self._since_sample_s = 0.0
         self.num_fits = 0
         self.between_s = 0.0  # recent mean time between two steps that follow each other
@@ -197,14 +211,17 @@ class StepCost:
         if load.chunk_pairs:
             kept = self._chunks
         else:
+            # A step is chosen before its time is known. Otherwise delayed steps would be chosen more often than others.
+            is_due = self._steps_since_sample >= DECODE_SAMPLE_EVERY or self._since_sample_s >= DECODE_SAMPLE_EVERY_S
+            if is_due:
+                self._steps_since_sample, self._since_sample_s = 0, 0.0
             self._steps_since_sample += 1
             self._since_sample_s += time_s
-            if self._steps_since_sample < DECODE_SAMPLE_EVERY and self._since_sample_s < DECODE_SAMPLE_EVERY_S:
+            if not is_due:
                 return
-            self._steps_since_sample, self._since_sample_s = 0, 0.0
             kept = self._decodes
         if self._observed > FIRST_STEPS:
-            kept.append((load, time_s))
+            kept.append(Sample(load, time_s, self._seen))
         self._seen += 1
         if self._seen % STEPS_PER_FIT == 0:
             if self.defers_fits and self.num_fits and not self.is_fit_due:
@@ -267,6 +284,7 @@ class StepCost:
         self.is_fit_due = False
         self.num_fits += 1
         samples = [*self._decodes, *self._chunks]
+        loads, times = [load for load, _, _ in samples], np.array([time_s for _, time_s, _ in samples])
         features = np.array(
             [
                 (
@@ -277,26 +295,27 @@ class StepCost:
                     float(load.num_scored),
                     self._used_share(load.num_tokens),
                 )
-                for load, _ in samples
+                for load in loads
             ]
         )
-        times = np.array([time_s for _, time_s in samples])
-        # Each row is divided by its time: a relative error of a short step counts as much as one of a long step.
-        # Large errors have less weight, so that a step which was delayed by something else hardly counts.
-        rows = features @ PARTS / times[:, None]
-        scale = np.maximum(rows.max(axis=0), 1e-12)
-        matrix = rows / scale
-        weights = np.ones(len(samples))
-        for _ in range(6):
-            solution = _clear_parts(matrix, weights, has_experts=self.routing is not None)
-            residual = np.abs(matrix @ solution - 1)
-            before, weights = weights, np.where(residual > 0.5, np.sqrt(0.5 / np.maximum(residual, 0.5)), 1.0)
-            if np.array_equal(weights, before):
-                break  # converged
-        costs: list[float] = (PARTS @ (solution / scale)).tolist()
+        ages = self._seen - np.array([number for _, _, number in samples])
+        counts = np.maximum(1 / (1 + ages / STEPS_TO_HALF), LEAST_COUNT)
+        # Errors are relative, so that one of a short step counts as much as one of a long step. They are relative to
+        # the fit before: those relative to the measured times are smallest for a fit that is too low. Large errors
+        # count less, so that a step which was delayed by something else hardly counts.
+        around_s, weights = times, np.sqrt(counts)
+        for _ in range(FIT_TURNS):
+            rows = features @ PARTS / around_s[:, None]
+            scale = np.maximum(rows.max(axis=0), 1e-12)
+            relative = np.column_stack([rows / scale, times / around_s]) * weights[:, None]
+            solution = _clear_parts(relative, has_experts=self.routing is not None)
+            costs: list[float] = (PARTS @ (solution / scale)).tolist()
+            fitted_s = features @ costs
+            errors = np.abs(times - fitted_s) / around_s
+            weights = np.sqrt(counts * LARGE_ERROR / np.maximum(errors, LARGE_ERROR))
+            around_s = np.clip(fitted_s, times / MOST_TIMES_AROUND, times * MOST_TIMES_AROUND)
         self.fixed_s, self.token_s, self.kv_token_s, self.pair_s, self.scored_token_s, self.experts_s = costs
-        fitted_s = features @ costs
-        sizes = np.array([load.size for load, _ in samples], float)
+        sizes = np.array([load.size for load in loads], float)
         self.experience.fitted(sizes, times, fitted_s)
         ratios = (times / np.maximum(fitted_s, 1e-9))[len(self._decodes) :]  # of steps with prompts
         late_times = float(np.quantile(ratios, LATE_QUANTILE)) if len(ratios) else 1.0
@@ -325,19 +344,16 @@ def chunk_pairs(num_tokens: int, num_before: int) -> float:
     return num_tokens * (num_before + num_tokens / 2)
 
 
-def _clear_parts(
-    matrix: NDArray[np.float64], weights: NDArray[np.float64], *, has_experts: bool
-) -> NDArray[np.float64]:
+def _clear_parts(matrix: NDArray[np.float64], *, has_experts: bool) -> NDArray[np.float64]:
     """The amount of each part that fits the steps best; parts that do not improve the fit clearly are 0.
 
-    matrix: [num_steps, num_parts], each row over its step's time
+    matrix: [num_steps, num_parts + 1], weighted; the last column is what the others should add up to
     """
-    weighted = np.column_stack([matrix, np.ones(len(weights))]) * weights[:, None]
     # The triangle has the same least-squares solution as the rows it is made of.
-    triangle: NDArray[np.float64] = np.asarray(np.linalg.qr(weighted, mode="r"))
+    triangle: NDArray[np.float64] = np.asarray(np.linalg.qr(matrix, mode="r"))
     parts = [STEP, TOKEN, KV_TOKEN, TOKEN_WITH_PAIRS, SCORED_TOKEN, *([EXPERTS] if has_experts else [])]
     solution, error = _least_squares(triangle, parts)
-    clear = CLEARLY * max(error / max(len(weights) - len(parts), 1), LEAST_ERROR**2)
+    clear = CLEARLY * max(error / max(len(matrix) - len(parts), 1), LEAST_ERROR**2)
     # A few tokens cost by the experts that they use. Taken for a cost of each token, that would make prompts seem dear,
     # which soon use all experts. So experts explain what they can, and come last.
     for part in (SCORED_TOKEN, TOKEN_WITH_PAIRS, KV_TOKEN, TOKEN, EXPERTS):
