@@ -62,6 +62,20 @@ async def test_bodies_of_an_account_wait_for_as_long_as_the_loop_parses_for_it()
             assert 0.4 < loop.time() - begun_s < 0.7
 
 
+@virtual_time
+async def test_a_message_of_another_tenant_waits_for_one_step_of_a_large_body() -> None:
+    gate, loop = RequestGate(Access()), asyncio.get_running_loop()
+    with passage(gate) as one:
+        async with one.turn(len(await one.read_arrived(large_body))):
+            for _ in range(20):
+                one.parsed(0.01)
+                begun_s = loop.time()
+                async with asyncio.timeout(1):
+                    await gate.turns.turn("another tenant")
+                assert loop.time() - begun_s < 0.03
+                await one.step()
+
+
 async def test_large_bodies_are_parsed_one_after_another_with_turns_of_the_loop_between_them() -> None:
     gate, order = RequestGate(Access()), list[str]()
 

@@ -275,5 +275,5 @@ async def test_the_time_in_which_a_conversation_becomes_a_request_counts_against
         await asks.complete()
         counted.clear()
         await post(asks.router.http_port, path, json.dumps({"model": "tiny", **body}).encode())
-    parsing, checking, converting = counted
-    assert min(parsing, checking, converting) > 0
+    assert len(counted) > 1 + 2 * len(MESSAGES) // STEP_ITEMS, "parsing, and each step of checking and converting"
+    assert min(counted) > 0

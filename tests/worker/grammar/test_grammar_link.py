@@ -18,8 +18,10 @@ from trunkline.engine.v1.grammar_pb2 import CompileAnswer, CompileRequest
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, INTERNAL, INVALID_REQUEST, OVERLOADED, RequestRefused
 from trunkline.v1.worker_pb2 import GrammarKind
 from trunkline_worker.grammar import compiling, grammar_link
+from trunkline_worker.grammar.compiling import Compiling
 from trunkline_worker.grammar.connection import Connection
 from trunkline_worker.grammar.grammar_link import MAX_TEXT_BYTES, Allowed, Compiled, Refused
+from trunkline_worker.grammar.grammar_process import PATIENCE_S, GrammarProcess
 from trunkline_worker.grammar.grammar_text import NO_TOKENS
 from trunkline_worker.grammar.mask_memory import MaskMemory, Work
 
@@ -191,6 +193,19 @@ def test_a_tenant_waits_for_no_grammars_of_another_and_has_room_of_its_own(
     assert b"one" in rig.link._compiling
     rig.until(lambda: len(rig.compiled) == 21)
     assert all(isinstance(answer, Compiled) for answer in rig.compiled.values())
+
+
+def test_what_may_be_quick_to_compile_waits_for_its_own_tenant_alone() -> None:
+    ours, theirs = socket.socketpair()
+    memory, file = MaskMemory.create(8, 1)
+    with ours, theirs, file:
+        process = GrammarProcess(ours, TOKENIZER, NO_TOKENS, memory)
+        young = Compiling(b"young", "many", pid=0, pipe=0, started_s=time.monotonic(), answer=bytearray())
+        process._compiling[young.pipe] = young
+        process._waiting.extend(CompileRequest(tenant=tenant) for tenant in ("many", "one"))
+        assert [process._next(), process._next()] == [CompileRequest(tenant="one"), None]
+        young.started_s -= PATIENCE_S
+        assert process._next() == CompileRequest(tenant="many")
 
 
 def test_an_expression_that_is_too_complex_is_refused_before_an_answer_begins(rig: GrammarRig) -> None:

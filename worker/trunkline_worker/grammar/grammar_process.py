@@ -30,7 +30,7 @@ MATCHING_BYTES = 4 << 30  # of address space of a matching process, beside that 
 RECEIVE_BYTES = 1 << 20
 MOST_COMPILING = max(4, len(os.sched_getaffinity(0)) // 2) if sys.platform == "linux" else 4
 TICK_S = 0.02  # between two looks at how long grammars have been compiled
-PATIENCE_S = 0.1  # a grammar that takes longer to compile lets the next one begin, and have more of the CPU
+PATIENCE_S = 0.1  # a grammar that takes longer to compile lets its tenant's next one begin, and have more of the CPU
 SLOW_NICENESS = 5  # little, because it must still get its share beside an engine that computes on the CPU
 
 
@@ -61,9 +61,9 @@ class GrammarProcess:
                 if (pipe in readable and compiling.receive()) or compiling.is_late(time.monotonic()):
                     del self._compiling[pipe]
                     self._socket.sendall(frame(compiling.end()))
-            while self._may_begin() and (request := self._next()) is not None:
-                for compiling in self._compiling.values():
-                    os.setpriority(os.PRIO_PROCESS, compiling.pid, SLOW_NICENESS)
+            while (request := self._next()) is not None:
+                for slow in filter(_is_slow, self._compiling.values()):
+                    os.setpriority(os.PRIO_PROCESS, slow.pid, SLOW_NICENESS)
                 compiling = Compiling.begin(request, self._tokenizer, self._tokens)
                 self._compiling[compiling.pipe] = compiling
 
@@ -82,21 +82,20 @@ class GrammarProcess:
         return bool(data)
 
     def _next(self) -> CompileRequest | None:
-        """Takes the first request of a tenant of which least is being compiled. One tenant leaves a place to others,
-        which then need not wait for its slow grammars."""
-        if not self._waiting or len(self._compiling) >= MOST_COMPILING:
+        """Takes the first request of a tenant of which least is being compiled. A grammar that may be quick delays only
+        its own tenant's. One tenant leaves a place to others, which then need not wait for its slow grammars."""
+        compiling = self._compiling.values()
+        if not self._waiting or len(compiling) >= MOST_COMPILING:
             return None
-        running = Counter(one.tenant for one in self._compiling.values())
-        request = min(self._waiting, key=lambda request: running[request.tenant])
-        if running[request.tenant] >= MOST_COMPILING - 1:
+        running = Counter(one.tenant for one in compiling)
+        full = {tenant for tenant, count in running.items() if count >= MOST_COMPILING - 1}
+        full.update(one.tenant for one in compiling if not _is_slow(one))
+        waiting = [request for request in self._waiting if request.tenant not in full]
+        if not waiting:
             return None
+        request = min(waiting, key=lambda request: running[request.tenant])
         self._waiting.remove(request)
         return request
-
-    def _may_begin(self) -> bool:
-        """Whether one more delays none of those that may be quick."""
-        young = time.monotonic() - PATIENCE_S
-        return all(one.started_s < young for one in self._compiling.values())
 
     def _start_matching(self, index: int, connection: socket.socket) -> None:
         """Forks a matching process in place of the one before."""
@@ -117,6 +116,10 @@ class GrammarProcess:
             MatchingProcess(connection, self._tokenizer, self._memory, index).run()
         finally:
             os._exit(0)
+
+
+def _is_slow(compiling: Compiling) -> bool:
+    return compiling.started_s < time.monotonic() - PATIENCE_S
 
 
 def leave_a_core() -> None:

@@ -34,32 +34,30 @@ class MessageTurns:
 
     async def turn(self, account: str) -> None:
         """Returns when the account's next message may be taken. The caller must call took() before it awaits again."""
-        async with self._taking(account):
-            pass
+        async with self.held(account):
+            await self.step()
 
     @asynccontextmanager
     async def held(self, account: str) -> AsyncGenerator[None]:
-        """The same, held while the message is taken and parsed. A turn of the loop lies between two messages, so that
-        it does other work in between."""
-        async with self._taking(account):
-            await asyncio.sleep(0)
-            yield
-
-    @asynccontextmanager
-    async def _taking(self, account: str) -> AsyncGenerator[None]:
+        """The account's turn, held while one of its messages is taken and handled in steps. Messages and steps of other
+        accounts come between two of them."""
         of_account = self._turns_of_accounts.setdefault(account, asyncio.Lock())
         async with of_account:
             await _reached(self._free_of_account_s.get(account, 0.0) - MAX_AHEAD_S)
-            async with self._turn:
-                await _reached(self._free_s - AT_ONCE_S)
-                yield
+            yield
+
+    async def step(self) -> None:
+        """Returns when the loop may take a step on the message of an account that has its turn. The caller must call
+        took() before it awaits again."""
+        async with self._turn:
+            await _reached(self._free_s - AT_ONCE_S)
 
     def took(self, account: str, num_bytes: int) -> None:
         """Records that a message of `num_bytes` was taken, or something that took the loop as long."""
         now_s = asyncio.get_running_loop().time()
         self._free_s = max(now_s, self._free_s) + num_bytes / TAKEN_BYTES_PER_S
-        if num_bytes > LARGE_BYTES:
-            free_s = self._free_of_account_s
+        free_s = self._free_of_account_s
+        if num_bytes > LARGE_BYTES or free_s.get(account, 0.0) > now_s:  # small steps on a large message count too
             if len(free_s) >= MAX_ACCOUNTS:
                 free_s = self._free_of_account_s = {each: at_s for each, at_s in free_s.items() if at_s > now_s}
             free_s[account] = max(now_s, free_s.get(account, 0.0)) + num_bytes / ACCOUNT_BYTES_PER_S
