@@ -344,23 +344,13 @@ typedef struct {
 } sizes;
 
 /* Runs all layers of a decoder in one call: at few rows, a call from Python takes as long as what it computes.
- * residual: [rows, hidden]; rows behind those of the batch only go through products and norms */
+ * residual: [rows, hidden]; rows behind those of the batch only go through products and norms
+ * space: as PackedLayers allocates it, for the values of a layer; arranged: for the products of a layer */
 void decode(const layer *layers, const layer_pool *pools, int64_t count, const sizes *of, const batch *b,
-            elem *residual, int64_t rows) {
+            elem *residual, elem *space, float *arranged, int64_t rows) {
     int64_t hidden = of->hidden, queries = of->heads * of->dim, qkv_size = queries + 2 * of->kv_heads * of->dim;
-    int64_t fed = 0, floats = 0;
-    for (const layer *l = layers; l < layers + count; l++) {
-        const linear *products[] = {&l->qkv, &l->output, &l->gate_up, &l->down};
-        for (int i = 0; i < 4; i++) {
-            int64_t size = arranged_size(products[i], rows);
-            floats = size > floats ? size : floats;
-        }
-        fed = l->gate_up.out > fed ? l->gate_up.out : fed;
-    }
-    float *arranged = malloc((size_t)floats * sizeof(float));
-    elem *attended = malloc((size_t)(rows * (2 * queries + 2 * hidden + qkv_size + fed + fed / 2)) * sizeof(elem));
-    elem *q = attended + rows * queries, *normed = q + rows * queries, *added = normed + rows * hidden;
-    elem *qkv = added + rows * hidden, *gate_up = qkv + rows * qkv_size, *gated = gate_up + rows * fed;
+    elem *attended = space, *q = attended + rows * queries, *normed = q + rows * queries;
+    elem *added = normed + rows * hidden, *qkv = added + rows * hidden, *fed = qkv + rows * qkv_size;
     int64_t tokens = b->starts[b->num_seqs];
     memset(attended + tokens * queries, 0, (size_t)((rows - tokens) * queries) * sizeof(elem));
     for (int64_t i = 0; i < count; i++) {
@@ -375,13 +365,12 @@ void decode(const layer *layers, const layer_pool *pools, int64_t count, const s
                   (int)of->heads, (int)of->kv_heads, (int)of->dim, (int)b->block_size, l->window, of->scale);
         l->output.multiply(&l->output, attended, added, arranged, rows);
         add_rms_norm(added, residual, l->fed_norm, normed, rows, hidden, (int)hidden, of->eps);
-        l->gate_up.multiply(&l->gate_up, normed, gate_up, arranged, rows);
-        silu_and_mul(gate_up, gated, rows, (int)(l->gate_up.out / 2));
+        elem *gated = fed + rows * l->gate_up.out;
+        l->gate_up.multiply(&l->gate_up, normed, fed, arranged, rows);
+        silu_and_mul(fed, gated, rows, (int)(l->gate_up.out / 2));
         l->down.multiply(&l->down, gated, added, arranged, rows);
     }
     for (int64_t i = 0; i < rows * hidden; i++) residual[i] = store(load(residual[i]) + load(added[i]));
-    free(attended);
-    free(arranged);
 }
 
 /* ids[row] = the first token with the row's highest logit, or -1 if the row has a NaN or the highest logit is infinite.

@@ -56,7 +56,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "sort_by_expert": (P, P, P, P, P, I64, I64, I32, I32),
     "sum_experts": (P, P, P, P, I64, I32, I32),
     "add_gated": (P, P, P, I64, I32),
-    "decode": (P, P, I64, P, P, P, I64),
+    "decode": (P, P, I64, P, P, P, P, P, I64),
 }
 PRODUCT_SIGNATURES: dict[str, tuple[type, ...]] = {
     "pack": (P, P, I64, I64),

@@ -13,11 +13,12 @@
  *
  * If weights are quantised and inputs bfloat16, their products are integers of 32 bits, with pairs of 16 bits in a word
  * of 32, because CPUs multiply these in half the instructions. Each BLOCK inputs are multiples of a power of two, so
- * that the largest one fills 16 bits: those of at least 1/128 of it are exact, and smaller ones are rounded by at most
- * 1/128 of what the largest itself may have been rounded by.
+ * that the largest one fills 15 bits and a sign: those of at least 1/128 of it are exact, and smaller ones are rounded
+ * by at most 1/128 of what the largest itself may have been rounded by. Beside one that is a thousand times as large,
+ * they keep five or six bits.
  *
  * The additions of each element of the result have one order, whatever the numbers of rows and threads are. They run in
- * chains of some hundred inputs, whose sums are added: one long chain would round more.
+ * chains of some hundred inputs, of BLOCK if they are integers, whose sums are added: one long chain would round more.
  */
 #include "element.h"
 #include "linear.h"
@@ -78,9 +79,9 @@ typedef ints totals;
 typedef float factor;
 typedef floats totals;
 #endif
-#define BLOCK 64 /* inputs that are multiples of one power of two */
+#define BLOCK 64                                      /* integers that are multiples of one power of two */
 #define SPAN (4096 / PANEL)                           /* inputs of a panel that widen to 16 KB: half of an L1 */
-#define CHAIN_STEPS (WEIGHT_BITS ? SPAN / STEP : 256) /* most steps of a chain of additions, and those of a span */
+#define CHAIN_STEPS (WEIGHT_BITS ? SPAN / STEP : 256) /* steps of a span, and most of a chain of additions */
 #define STEP_BYTES (PANEL * 4)                        /* of a panel */
 #define LINE 64                                       /* bytes of a cache line */
 #define HAS_OFFSETS (WEIGHT_BITS == 4)
@@ -312,11 +313,11 @@ static void arrange_row(const elem *row, const weights *w, factor *pairs, float 
         }
         int exponent = peak >> 7 > 15 ? peak >> 7 : 15; /* so that the power and its inverse are normal numbers */
         float power = load((elem)((exponent - 14) << 7)), inverse = load((elem)((268 - exponent) << 7));
-        for (int i = 0; i < BLOCK; i++) whole[i] = (int32_t)nearbyintf(load(x[i]) * inverse);
-        if (exponent == 255) { /* a value is not finite */
+        if (exponent == 255) { /* a value is not finite, so the whole row of results is NaN */
             power = NAN;
-            memset(whole, 0, sizeof(whole));
+            memset(x, 0, sizeof(x));
         }
+        for (int i = 0; i < BLOCK; i++) whole[i] = (int32_t)nearbyintf(load(x[i]) * inverse);
         powers[begin / BLOCK * rows] = power;
         for (int i = 0; i < BLOCK && begin + i < w->steps * STEP; i += STEP)
             for (int part = 0; part < PARTS; part++)

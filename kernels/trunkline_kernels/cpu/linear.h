@@ -3,7 +3,8 @@
 
 typedef struct linear linear;
 struct linear {
-    /* result = x @ weight.T + bias.  x: [rows, in]; result: [rows, out]; arranged: space for arranged_size() floats */
+    /* result = x @ weight.T + bias.  x: [rows, in]; result: [rows, out]; arranged: space for PackedLinear.room
+     * floats a row */
     void (*multiply)(const linear *of, const elem *x, elem *result, float *arranged, int64_t rows);
     const uint32_t *packed;
     const float *scales, *offsets; /* of quantised weights, in panels, else null; the offsets may be null too */
@@ -11,7 +12,3 @@ struct linear {
     int64_t in, out;
     int64_t group; /* inputs that share a scale, a multiple of 8 */
 };
-
-static inline int64_t arranged_size(const linear *of, int64_t rows) {
-    return rows * ((of->in + 7) / 8 * 8 + (of->scales ? (of->in + of->group - 1) / of->group : 0));
-}

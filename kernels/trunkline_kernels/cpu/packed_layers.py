@@ -7,6 +7,7 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from trunkline_kernels.cpu.library import F32, I64, P
@@ -72,6 +73,13 @@ class PackedLayers:
         self._kernels, self._count = kernels, len(layers)
         self._sizes = _Sizes(sizes.hidden, sizes.heads, sizes.kv_heads, sizes.dim, sizes.eps, sizes.scale)
         self._layers = (_Layer * len(layers))(*map(_arguments, layers))
+        queries, keys = sizes.heads * sizes.dim, sizes.kv_heads * sizes.dim
+        fed = max(layer.gate_up.arguments.out for layer in layers)
+        # Attended and queries; normed and added; queries, keys and values; gate and up, and their product.
+        self._values = 2 * queries + 2 * sizes.hidden + queries + 2 * keys + fed + fed // 2
+        self._room = max(
+            product.room for layer in layers for product in (layer.qkv, layer.output, layer.gate_up, layer.down)
+        )
 
     def forward(self, residual: Tensor, batch: PagedBatch, kv: Sequence[KVLayer]) -> None:
         """Adds to the residual stream [num_rows, hidden], contiguous. Rows behind those of the batch are padding."""
@@ -82,9 +90,11 @@ class PackedLayers:
             batch.tables.data_ptr(), batch.starts.data_ptr(), batch.contexts.data_ptr(), len(batch.contexts),
             batch.block_size,
         )  # fmt: skip
+        rows = len(residual)
+        space, arranged = residual.new_empty(rows * self._values), torch.empty(rows * self._room, dtype=torch.float32)
         self._kernels.decode(
             self._layers, pools, self._count, ctypes.byref(self._sizes), ctypes.byref(where), residual.data_ptr(),
-            len(residual),
+            space.data_ptr(), arranged.data_ptr(), rows,
         )  # fmt: skip
 
 

@@ -50,9 +50,9 @@ class PackedLinear:
         "_offsets",
         "_out",
         "_packed",
-        "_room",
         "_scales",
         "arguments",
+        "room",
     )
 
     def __init__(
@@ -77,7 +77,7 @@ class PackedLinear:
                 self._offsets = self._in_panels(weight.offset)
             elif weight.zero is not None:
                 self._offsets = self._in_panels(-scale * weight.zero.float())
-        self._room = _up(self._in, SHARED) + num_groups
+        self.room = _up(self._in, SHARED) + num_groups  # float32 of a row that the kernels rearrange
         num_bytes = kernels.packed_bytes(self._out, self._in)
         self._packed = torch.empty(num_bytes, dtype=torch.uint8)
         stored = stored.contiguous()
@@ -100,7 +100,7 @@ class PackedLinear:
         assert (x.dtype, x.shape[1]) == (self._dtype, self._in), "the kernel reads other rows"
         num_rows = len(x)
         result = x.new_empty(num_rows, self._out)
-        arranged = torch.empty(num_rows * self._room, dtype=torch.float32)
+        arranged = torch.empty(num_rows * self.room, dtype=torch.float32)
         self._kernels.multiply(
             ctypes.byref(self.arguments), x.data_ptr(), result.data_ptr(), arranged.data_ptr(), num_rows
         )
@@ -129,7 +129,7 @@ class GroupedLinear:
         of = self._weights[0]
         num_rows = len(x) if sources is None else len(sources)
         result = x.new_empty(num_rows, of._out)
-        arranged = torch.empty(num_rows * of._room, dtype=torch.float32)
+        arranged = torch.empty(num_rows * of.room, dtype=torch.float32)
         of._kernels.multiply_grouped(
             x.data_ptr(), _pointer(sources), starts.data_ptr(), *map(_pointer, self._addresses), result.data_ptr(),
             arranged.data_ptr(), len(self._weights), of._in, of._out, of._group,

@@ -181,14 +181,13 @@ class HelperPool:
     ) -> bytes:
         """Returns what the job (a method of helper_process.Jobs) returns. A process that has the tokenizer does it.
 
-        Raises RequestRefused if the queue is full (OVERLOADED), if no process starts (NO_WORKER), if the job takes more
-        than `limit_s` of CPU time, ends its process or fails.
+        Raises RequestRefused if the queue is full or processes stand still (OVERLOADED), if no process starts
+        (NO_WORKER), if the job takes more than `limit_s` of CPU time, ends its process or fails.
         """
         own = self._accounts.get(account) or Account(asyncio.Semaphore(max(1, self._num_places // 2)))
         num_bytes += JOB_BYTES
         if 2 * (own.num_bytes + num_bytes) > self._max_bytes - (self._num_bytes - own.num_bytes):
-            problem = "too many texts and conversations are waiting to be converted to tokens"
-            raise RequestRefused(CODE_RESOURCE_EXHAUSTED, OVERLOADED, problem, retry_delay_ms=RETRY_MS)
+            raise _overloaded("too many texts and conversations are waiting to be converted to tokens")
         self._accounts[account] = own
         own.num_bytes += num_bytes
         self._num_bytes += num_bytes
@@ -228,7 +227,9 @@ class HelperPool:
                 problem = f"the model's {tool} ends the process that runs it: {ended}"
             except TimeoutError:
                 get_logger().warning("a helper process stands still", job=job)
-                problem = f"the model's {tool} takes longer than {STALLED_FACTOR * limit_s:g} s for this input"
+                if not is_first:  # it got no core, which is not the input's fault
+                    problem = f"the process that runs the model's {tool} stands still"
+                    raise _overloaded(problem) from None
             except AnswerTooLong:
                 problem = f"the model's {tool} makes more than {MAX_ANSWER_BYTES >> 20} MiB of this input"
                 raise invalid(field, problem) from None
@@ -266,6 +267,10 @@ class HelperPool:
         """Ends the processes."""
         while self._idle:
             await self._idle.pop().end()
+
+
+def _overloaded(problem: str) -> RequestRefused:
+    return RequestRefused(CODE_RESOURCE_EXHAUSTED, OVERLOADED, problem, retry_delay_ms=RETRY_MS)
 
 
 class Helpers:

@@ -149,8 +149,9 @@ async def test_a_job_on_which_every_process_stands_still_is_refused(
     helpers: Helpers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trunkline_router.prompts.helper_pool.STALLED_FACTOR", 0.0)
-    with pytest.raises(RequestRefused, match="chat template takes longer than 0 s for this input"):
+    with pytest.raises(RequestRefused, match="chat template stands still") as refused:
         await rendered(helpers, ECHO, chat())
+    assert (refused.value.reason, refused.value.retry_delay_ms) == ("OVERLOADED", 1000)
     assert not processes(helpers)
 
 

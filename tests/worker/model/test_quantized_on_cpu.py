@@ -83,6 +83,14 @@ def test_all_layers_in_one_call_equal_separate_calls_to_the_bit(
     assert torch.equal(at_once, torch.cat(ragged_logits(model, SEQUENCES)))
 
 
+@pytest.mark.parametrize("architecture", ["GraniteForCausalLM", "Olmo2ForCausalLM", "Qwen3MoeForCausalLM"])
+def test_layers_with_other_parts_are_separate_calls(architecture: str, tmp_path: Path) -> None:
+    their_model(tmp_path, base_config(architecture))
+    decoder = load(tmp_path, dtype="float32").decoder
+    assert isinstance(decoder, CpuDecoder)
+    assert decoder._at_once is None
+
+
 def test_a_model_need_only_fit_into_memory_when_it_is_quantised(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,7 +30,9 @@ MATCHING_BYTES = 4 << 30  # of address space of a matching process, beside that 
 RECEIVE_BYTES = 1 << 20
 MOST_COMPILING = max(4, len(os.sched_getaffinity(0)) // 2) if sys.platform == "linux" else 4
 TICK_S = 0.02  # between two looks at how long grammars have been compiled
-PATIENCE_S = 0.1  # a grammar that takes longer to compile lets its tenant's next one begin, and have more of the CPU
+PATIENCE_S = (
+    0.1  # a grammar that takes longer to compile lets its tenant's next one begin, and others have more of the CPU
+)
 SLOW_NICENESS = 5  # little, because it must still get its share beside an engine that computes on the CPU
 
 
@@ -61,9 +63,9 @@ class GrammarProcess:
                 if (pipe in readable and compiling.receive()) or compiling.is_late(time.monotonic()):
                     del self._compiling[pipe]
                     self._socket.sendall(frame(compiling.end()))
+            for slow in filter(_is_slow, self._compiling.values()):
+                os.setpriority(os.PRIO_PROCESS, slow.pid, SLOW_NICENESS)
             while (request := self._next()) is not None:
-                for slow in filter(_is_slow, self._compiling.values()):
-                    os.setpriority(os.PRIO_PROCESS, slow.pid, SLOW_NICENESS)
                 compiling = Compiling.begin(request, self._tokenizer, self._tokens)
                 self._compiling[compiling.pipe] = compiling
 

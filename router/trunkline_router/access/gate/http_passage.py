@@ -27,6 +27,7 @@ class HttpPassage:
         self._give_up = give_up
         self._place: Place  # from __enter__ on
         self._held: Place | None = None  # of a large body
+        self._parsed_bytes = 0
 
     def __enter__(self) -> "HttpPassage":
         """Raises RequestRefused (OVERLOADED) if too many requests are open."""
@@ -86,7 +87,9 @@ class HttpPassage:
         """Counts the time for which the event loop parsed and checked the body as bytes that it could have read
         instead. A body of numbers or of many messages takes several times as long as a text of its length."""
         if self._held is not None:  # others take less than a millisecond
-            self._gate.turns.took(self._sender.account, int(cpu_s * LOOP_BYTES_PER_S))
+            num_bytes = int(cpu_s * LOOP_BYTES_PER_S)
+            self._parsed_bytes += num_bytes
+            self._gate.turns.took(self._sender.account, num_bytes, in_all=self._parsed_bytes)
 
     def answer_begins(self) -> None:
         """Stops counting the request against the memory for large requests."""

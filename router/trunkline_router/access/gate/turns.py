@@ -52,12 +52,15 @@ class MessageTurns:
         async with self._turn:
             await _reached(self._free_s - AT_ONCE_S)
 
-    def took(self, account: str, num_bytes: int) -> None:
-        """Records that a message of `num_bytes` was taken, or something that took the loop as long."""
+    def took(self, account: str, num_bytes: int, *, in_all: int = 0) -> None:
+        """Records that a message of `num_bytes` was taken, or something that took the loop as long.
+
+        in_all: the bytes of all steps on a message so far
+        """
         now_s = asyncio.get_running_loop().time()
         self._free_s = max(now_s, self._free_s) + num_bytes / TAKEN_BYTES_PER_S
         free_s = self._free_of_account_s
-        if num_bytes > LARGE_BYTES or free_s.get(account, 0.0) > now_s:  # small steps on a large message count too
+        if max(num_bytes, in_all) > LARGE_BYTES:
             if len(free_s) >= MAX_ACCOUNTS:
                 free_s = self._free_of_account_s = {each: at_s for each, at_s in free_s.items() if at_s > now_s}
             free_s[account] = max(now_s, free_s.get(account, 0.0)) + num_bytes / ACCOUNT_BYTES_PER_S
