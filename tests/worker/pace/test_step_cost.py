@@ -164,6 +164,21 @@ def test_noise_makes_steps_seem_neither_long_nor_short(noise: float, delayed: fl
         assert median(cost.time_s(load) / true_s(load) for cost in costs) == pytest.approx(1, abs=0.04), f"{count} rows"
 
 
+@pytest.mark.parametrize(("share", "slower"), [(0.7, 3.0), (0.7, 20.0), (0.9, 20.0)])
+def test_the_cost_follows_slow_steps_that_are_more_than_fast_ones(share: float, slower: float) -> None:
+    def life_with(seed: int) -> StepCost:
+        rng = Random(seed)
+        loads = [StepLoad(rng.choice((1, 8, 64)), 0, 0.0) for _ in range(2 * KEPT_STEPS * DECODE_SAMPLE_EVERY)]
+        return learned((load, true_s(load) * (slower if rng.random() < share else 1)) for load in loads)
+
+    costs = [life_with(seed) for seed in range(9)]
+    for count in (1, 8, 64):
+        load = StepLoad(count, 0, 0.0)
+        ratios = [cost.time_s(load) / (slower * true_s(load)) for cost in costs]
+        assert median(ratios) == pytest.approx(1, abs=0.15), f"{count} rows"
+        assert min(ratios) > 0.5, f"{count} rows: nor does any life follow the fast ones"
+
+
 def test_prompts_from_before_a_device_became_faster_do_not_slow_decodes_down() -> None:
     rng = Random(0)
     steps = [(load, 1.4 * true_s(load)) for load in (chunk(rng.randint(2, 64)) for _ in range(KEPT_STEPS))]

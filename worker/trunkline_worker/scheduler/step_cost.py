@@ -56,8 +56,10 @@ LATE_QUANTILE, MOST_LATE_TIMES = 0.9, 1.5  # steps that are later than that depe
 WAIT_WEIGHT, MOST_WAIT_S = 0.1, 0.1  # of the latest time between two steps; a longer one is an outlier
 LEAST_STEP_SHARE = 0.5  # of an interval, however long the engine takes between steps
 LEAST_ERROR = 0.01  # of a step's time: smaller errors are noise
-LARGE_ERROR = 0.1  # of a step's time: larger errors are mostly delays, so they pull no harder than this one
-FIT_TURNS, MOST_TIMES_AROUND = 4, 4.0  # a turn divides errors by the times of the turn before
+# A fit takes several turns. Each one divides errors by the times of the turn before, kept within so many times the
+# measured ones. Errors above a share are mostly delays, so they pull no harder than that share. In the first turns
+# larger errors pull too: the fit then starts between fast and slow steps, and reaches whichever are more.
+LARGE_ERRORS, MOST_TIMES_AROUND = (1.0, 0.3, 0.1, 0.1, 0.1, 0.1), 16.0
 # A fit is a sum of non-negative parts. Columns: a step; a step with tokens at their assumed cost; a token; a KV token;
 # a token whose pairs cost the most they can; a scored token; all experts. Rows: fixed, token, KV token, pair, scored
 # token, all experts.
@@ -304,15 +306,22 @@ class StepCost:
         # the fit before: those relative to the measured times are smallest for a fit that is too low. Large errors
         # count less, so that a step which was delayed by something else hardly counts.
         around_s, weights = times, np.sqrt(counts)
-        for _ in range(FIT_TURNS):
+        parts = [STEP, TOKEN, KV_TOKEN, TOKEN_WITH_PAIRS, SCORED_TOKEN] + [EXPERTS] * (self.routing is not None)
+        for turn, large_error in enumerate(LARGE_ERRORS, 1):
             rows = features @ PARTS / around_s[:, None]
             scale = np.maximum(rows.max(axis=0), 1e-12)
             relative = np.column_stack([rows / scale, times / around_s]) * weights[:, None]
-            solution = _clear_parts(relative, has_experts=self.routing is not None)
+            # The triangle has the same least-squares solution as the rows it is made of.
+            triangle: NDArray[np.float64] = np.asarray(np.linalg.qr(relative, mode="r"))
+            # Whether a part is clear is seen only when outliers count little.
+            if turn < len(LARGE_ERRORS):
+                solution, _ = _least_squares(triangle, parts)
+            else:
+                solution = _clear_parts(triangle, parts, len(samples))
             costs: list[float] = (PARTS @ (solution / scale)).tolist()
             fitted_s = features @ costs
             errors = np.abs(times - fitted_s) / around_s
-            weights = np.sqrt(counts * LARGE_ERROR / np.maximum(errors, LARGE_ERROR))
+            weights = np.sqrt(counts * large_error / np.maximum(errors, large_error))
             around_s = np.clip(fitted_s, times / MOST_TIMES_AROUND, times * MOST_TIMES_AROUND)
         self.fixed_s, self.token_s, self.kv_token_s, self.pair_s, self.scored_token_s, self.experts_s = costs
         sizes = np.array([load.size for load in loads], float)
@@ -344,16 +353,13 @@ def chunk_pairs(num_tokens: int, num_before: int) -> float:
     return num_tokens * (num_before + num_tokens / 2)
 
 
-def _clear_parts(matrix: NDArray[np.float64], *, has_experts: bool) -> NDArray[np.float64]:
+def _clear_parts(triangle: NDArray[np.float64], parts: list[int], num_steps: int) -> NDArray[np.float64]:
     """The amount of each part that fits the steps best; parts that do not improve the fit clearly are 0.
 
-    matrix: [num_steps, num_parts + 1], weighted; the last column is what the others should add up to
+    triangle: of the weighted steps; a column for each part, and one for what they should add up to
     """
-    # The triangle has the same least-squares solution as the rows it is made of.
-    triangle: NDArray[np.float64] = np.asarray(np.linalg.qr(matrix, mode="r"))
-    parts = [STEP, TOKEN, KV_TOKEN, TOKEN_WITH_PAIRS, SCORED_TOKEN, *([EXPERTS] if has_experts else [])]
     solution, error = _least_squares(triangle, parts)
-    clear = CLEARLY * max(error / max(len(matrix) - len(parts), 1), LEAST_ERROR**2)
+    clear = CLEARLY * max(error / max(num_steps - len(parts), 1), LEAST_ERROR**2)
     # A few tokens cost by the experts that they use. Taken for a cost of each token, that would make prompts seem dear,
     # which soon use all experts. So experts explain what they can, and come last.
     for part in (SCORED_TOKEN, TOKEN_WITH_PAIRS, KV_TOKEN, TOKEN, EXPERTS):
