@@ -4,6 +4,7 @@ import itertools
 import random
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -314,6 +315,20 @@ def test_tiles_have_as_many_rows_as_experts_do(tokens: int, top_k: int, num_expe
         assert found.gate_up.rows == found.down.rows == rows
         if rows == MANY_ROWS.down.rows:
             assert found == (WIDE if weight is weights[0] and memory == 227 << 10 else MANY_ROWS)
+
+
+def test_small_groups_take_fewer_columns_of_gate_and_up_before_hopper() -> None:
+    int4 = quantize(drawn(2, 128), "int4")
+    small = replace(int4, scale=drawn(2, 4).abs(), group=32)
+    sizes = {"top_k": 8, "num_experts": 128}
+    for weight, memory in itertools.product((int4, small), (99 << 10, 227 << 10)):
+        for tokens, fixed in ((1, False), (512, False), (4096, False), (1, True)):
+            found = expert_tilings(tokens, weight=weight, shared_memory=memory, fixed=fixed, **sizes)
+            others = expert_tilings(tokens, weight=drawn(2, 2), shared_memory=memory, fixed=fixed, **sizes)
+            is_narrow = weight is small and memory == 99 << 10 and found.gate_up.rows >= 64
+            assert found.gate_up == (replace(others.gate_up, columns=32) if is_narrow else others.gate_up)
+            assert found.down == others.down
+            assert not fixed or others == FIXED
 
 
 def test_no_tokens_need_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

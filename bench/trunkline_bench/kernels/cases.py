@@ -1,7 +1,7 @@
 """Every kernel launcher with the arguments of an 8B model, on meta tensors."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -33,6 +33,7 @@ HEADS, KV_HEADS, HEAD_DIM, HIDDEN, INTERMEDIATE, VOCAB = 32, 8, 128, 4096, 12288
 # Qwen3-30B-A3B's
 EXPERTS, TOP_EXPERTS, EXPERT_HIDDEN, EXPERT_INTERMEDIATE = 128, 8, 2048, 768
 IN_BLOCKS = "fp8 in blocks"
+SMALL_GROUPS = "int4 in groups of 32 with zero points"  # as checkpoints may have it
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,15 +165,19 @@ def experts_of(lines: int, inner: int, kind: str) -> ExpertWeight:
     values = empty(EXPERTS * lines, inner)
     if kind == "none":
         return values
+    if kind == SMALL_GROUPS:
+        weight, groups = quantize(values, "int4"), inner // 32
+        scale, zero = empty(len(values), groups, dtype=torch.float32), empty(len(values), groups, dtype=torch.uint8)
+        return replace(weight, scale=scale, group=32, zero=zero)
     return quantize_blocks(values) if kind == IN_BLOCKS else quantize(values, kind)
 
 
 def experts(chip: Chip, kind: str) -> None:
-    """A feed-forward part with the tilings for the fewest and the most rows, or all if weights are not quantised."""
+    """A feed-forward part with the tilings for the fewest and the most rows, or all where registers are scarce."""
     rule = RoutingRule(EXPERTS, TOP_EXPERTS, renormalized=True)
     gate_up = experts_of(2 * EXPERT_INTERMEDIATE, EXPERT_HIDDEN, kind)
     down = experts_of(EXPERT_HIDDEN, EXPERT_INTERMEDIATE, kind)
-    for tokens in (64, 256, 512, 4096) if kind == "none" else (64, 4096):
+    for tokens in (64, 256, 512, 4096) if kind in ("none", SMALL_GROUPS) else (64, 4096):
         tilings = expert_tilings(
             tokens, top_k=TOP_EXPERTS, num_experts=EXPERTS, weight=down, shared_memory=chip.shared_memory
         )
@@ -283,7 +288,7 @@ CASES = (
     Case("fp8 product, in blocks", lambda chip: untimed(chip, in_blocks=True), products=True, fp8=True),
     *(
         Case(f"experts, {kind}", partial(experts, kind=kind), products=True, fp8=kind.startswith("fp8"))
-        for kind in ("none", "int8", "int4", "fp8", IN_BLOCKS)
+        for kind in ("none", "int8", "int4", SMALL_GROUPS, "fp8", IN_BLOCKS)
     ),
     Case("sampling", sampled),
     Case(

@@ -7,7 +7,7 @@ Reference: trunkline_kernels.experts.multiply_experts, with dequantize() of the 
 are rounded to 8 bits, as in quantized_linear.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -55,22 +55,32 @@ MANY_ROWS = ExpertTilings(MatmulTiling(128, 64, 64, 8, 3), MatmulTiling(128, 128
 WIDE = ExpertTilings(MatmulTiling(128, 128, 64, 8, 3), MatmulTiling(128, 256, 64, 8, 3))
 # Under --deterministic. Reading the weights limits a decode step with these, too.
 FIXED = BY_ROWS[-1][1]
+# Columns of gate_up, at most, for groups of 4 bits that are smaller than a tile's inner elements, on chips before
+# Hopper: their zero points and scales take registers that tiles of 64 rows do not leave.
+SMALL_GROUP_COLUMNS = 32
 
 
 def expert_tilings(
-    num_tokens: int, *, top_k: int, num_experts: int, weight: ExpertWeight, shared_memory: int
+    num_tokens: int, *, top_k: int, num_experts: int, weight: ExpertWeight, shared_memory: int, fixed: bool = False
 ) -> ExpertTilings:
     """Returns the tilings of a step, by the rows of an expert if all have equally many. They change only at numbers of
     tokens that are powers of two, so that the warm-up compiles all that are used.
 
     weight: of one of the products; shared_memory: bytes of a program
+    fixed: tilings that do not depend on the number of tokens
     """
-    rows = (1 << max(0, num_tokens.bit_length() - 1)) * top_k / num_experts
-    for most, tilings in BY_ROWS:
-        if rows <= most:
-            return tilings
+    is_hopper = shared_memory >= HOPPER_SHARED_MEMORY
     is_16_bits = isinstance(weight, Tensor) and weight.dtype.itemsize == 2
-    return WIDE if is_16_bits and shared_memory >= HOPPER_SHARED_MEMORY else MANY_ROWS
+    rows = (1 << max(0, num_tokens.bit_length() - 1)) * top_k / num_experts
+    by_rows = (tilings for most, tilings in BY_ROWS if rows <= most)
+    tilings = FIXED if fixed else next(by_rows, WIDE if is_16_bits and is_hopper else MANY_ROWS)
+    if tilings.gate_up.rows < 64 or is_hopper or not _has_small_groups(weight):
+        return tilings
+    return replace(tilings, gate_up=replace(tilings.gate_up, columns=SMALL_GROUP_COLUMNS))
+
+
+def _has_small_groups(weight: ExpertWeight) -> bool:
+    return isinstance(weight, QuantizedWeight) and weight.kind == "int4" and weight.group < 2 * HALF
 
 
 @triton.jit

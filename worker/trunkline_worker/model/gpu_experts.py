@@ -4,7 +4,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from trunkline_kernels.gpu.expert_choice import route
-from trunkline_kernels.gpu.expert_products import FIXED, expert_tilings, multiply_experts
+from trunkline_kernels.gpu.expert_products import expert_tilings, multiply_experts
 from trunkline_kernels.gpu.fixed_matmul import fixed_linear
 from trunkline_worker.model.gpu_weight import GpuWeight
 from trunkline_worker.model.weights import ExpertsWeights, Linear
@@ -28,11 +28,14 @@ def feed_to_experts(
         return linear(x, product.weight, product.bias)
 
     routing = route(multiply(w.router), w.rule, kv_slots=kv_slots, dependent=dependent)
-    tilings = FIXED
-    if not fixed:
-        tilings = expert_tilings(
-            len(x), top_k=w.rule.top_k, num_experts=w.rule.num_experts, weight=down, shared_memory=shared_memory
-        )
+    tilings = expert_tilings(
+        len(x),
+        top_k=w.rule.top_k,
+        num_experts=w.rule.num_experts,
+        weight=down,
+        shared_memory=shared_memory,
+        fixed=bool(fixed),
+    )
     fed = multiply_experts(x, routing, w.gate_up.weight, down, tilings=tilings, loads=loads, dependent=dependent)
     if w.shared is not None:
         shared = w.shared.down.multiply(w.shared.gate_up.multiply_gated(x))
