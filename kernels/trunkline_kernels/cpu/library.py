@@ -53,15 +53,14 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "greedy_allowed": (P, P, P, P, I64, I64, I64),
     "exclude": (P, P, P, I64, I64, I64),
     "route": (P, P, P, I64, I32, I32, I32, F32),
-    "sort_by_expert": (P, P, P, P, P, I64, I64, I32, I32),
-    "sum_experts": (P, P, P, P, I64, I32, I32),
+    "multiply_experts": (P, P, P, P, P, P, P, P, P, P, I64, I64, I32),
     "add_gated": (P, P, P, I64, I32),
     "decode": (P, P, I64, P, P, P, P, P, I64),
 }
 PRODUCT_SIGNATURES: dict[str, tuple[type, ...]] = {
     "pack": (P, P, I64, I64),
     "multiply": (P, P, P, P, I64),
-    "multiply_grouped": (P, P, P, P, P, P, P, P, I64, I64, I64, I64),
+    "multiply_grouped": (P, P, P, P, P, P),
 }
 
 

@@ -505,20 +505,18 @@ void multiply(const linear *of, const elem *x, elem *result, float *arranged, in
     multiply_products(x, NULL, &p, 1, &m, of->in);
 }
 
-/* The same for several weights of one size, each with rows of its own: row i of the result is row sources[i] of x times
- * the weight w with starts[w] <= i < starts[w + 1].  sources: null: rows of x have the order of the result's; packed,
- * scales, offsets: of each weight; scales, offsets: may be null; arranged: for all rows */
-void multiply_grouped(const elem *x, const int64_t *sources, const int64_t *starts, const uint32_t *const *packed,
-                      const float *const *scales, const float *const *offsets, elem *result, float *arranged,
-                      int64_t count, int64_t in, int64_t out, int64_t group) {
-    product *products = malloc((size_t)count * sizeof(product));
+/* The `multiply` of grouped weights. */
+void multiply_grouped(const grouped *of, const elem *x, const int64_t *sources, const int64_t *starts, elem *result,
+                      float *arranged) {
+    product *products = malloc((size_t)of->count * sizeof(product));
     int64_t used = 0;
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0; i < of->count; i++) {
         int64_t rows = starts[i + 1] - starts[i];
-        weights w = weights_at(packed[i], scales ? scales[i] : NULL, offsets ? offsets[i] : NULL, in, group);
-        if (rows > 0) products[used++] = (product){w, NULL, starts[i], rows, (rows + TILE - 1) / TILE, out};
+        const float *scales = of->scales ? of->scales[i] : NULL, *offsets = of->offsets ? of->offsets[i] : NULL;
+        weights w = weights_at(of->packed[i], scales, offsets, of->in, of->group);
+        if (rows > 0) products[used++] = (product){w, NULL, starts[i], rows, (rows + TILE - 1) / TILE, of->out};
     }
     const memory m = {arranged, result};
-    if (used > 0) multiply_products(x, sources, products, used, &m, in);
+    if (used > 0) multiply_products(x, sources, products, used, &m, of->in);
     free(products);
 }

@@ -16,7 +16,7 @@ class PackedExperts:
     """Computes what expert_routing.route() and experts.multiply_experts() compute, with no more rows than tokens times
     top_k. A token's result is the same to the bit whatever the other tokens are."""
 
-    __slots__ = ("_down", "_gate_up", "_kernels", "_rule")
+    __slots__ = ("_down", "_gate_up", "_kernels", "_room", "_rule", "_values")
 
     def __init__(
         self, kernels: ctypes.CDLL, rule: RoutingRule, gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]
@@ -24,6 +24,9 @@ class PackedExperts:
         """kernels: those for the dtype of x; gate_up, down: of each expert"""
         self._kernels, self._rule = kernels, rule
         self._gate_up, self._down = GroupedLinear(gate_up), GroupedLinear(down)
+        # Gate and up, their product, and the result, of each pair of a token and an expert.
+        self._values = self._gate_up.out + self._gate_up.out // 2 + self._down.out
+        self._room = max(self._gate_up.room, self._down.room)
 
     def multiply(self, x: Tensor, logits: Tensor, *, loads: Tensor | None = None, num_padding: int = 0) -> Tensor:
         """x: [num_tokens, hidden]; logits: [num_tokens, num_experts] of the router, in x's dtype; both contiguous →
@@ -31,24 +34,17 @@ class PackedExperts:
 
         loads: [num_experts] int64, to which the tokens of each expert are added, without the last num_padding rows
         """
-        kernels, num_experts = self._kernels, self._rule.num_experts
         experts, shares = self.route(logits)
-        num_tokens, top_k = experts.shape
-        starts, sources = experts.new_empty(num_experts + 1), experts.new_empty(experts.numel())
-        places = torch.empty_like(experts)
+        (num_tokens, top_k), num_pairs = experts.shape, experts.numel()
+        indices = experts.new_empty(self._rule.num_experts + 1 + 2 * num_pairs)
+        space, out = x.new_empty(num_pairs * self._values), torch.empty_like(x)
+        arranged = torch.empty(num_pairs * self._room, dtype=torch.float32)
         counted, counts = (0, None) if loads is None else (num_tokens - num_padding, loads.data_ptr())
-        kernels.sort_by_expert(
-            experts.data_ptr(), starts.data_ptr(), sources.data_ptr(), places.data_ptr(), counts, num_tokens, counted,
-            top_k, num_experts,
+        self._kernels.multiply_experts(
+            x.data_ptr(), experts.data_ptr(), shares.data_ptr(), ctypes.byref(self._gate_up.arguments),
+            ctypes.byref(self._down.arguments), counts, indices.data_ptr(), space.data_ptr(), arranged.data_ptr(),
+            out.data_ptr(), num_tokens, counted, top_k,
         )  # fmt: skip
-        gate_up = self._gate_up.multiply(x, starts, sources)
-        gated = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
-        kernels.silu_and_mul(gate_up.data_ptr(), gated.data_ptr(), *gated.shape)
-        results = self._down.multiply(gated, starts)
-        out = torch.empty_like(x)
-        kernels.sum_experts(
-            results.data_ptr(), places.data_ptr(), shares.data_ptr(), out.data_ptr(), num_tokens, top_k, x.shape[1]
-        )
         return out
 
     def route(self, logits: Tensor) -> Routing:

@@ -107,34 +107,30 @@ class PackedLinear:
         return result
 
 
+class GroupedArguments(ctypes.Structure):
+    """`grouped` of linear.h."""
+
+    _fields_ = (
+        *((name, P) for name in ("multiply", "packed", "scales", "offsets")),
+        *((name, I64) for name in ("count", "inner", "out", "group")),
+    )
+
+
 class GroupedLinear:
-    """Computes x @ weight.T with several weights of one size, each for rows of its own.
+    """Several weights of one size, each for rows of its own, for kernels that multiply by them. The product of a row is
+    PackedLinear's to the bit."""
 
-    A row's result is the same to the bit whatever the other rows are, and equals PackedLinear's.
-    """
-
-    __slots__ = ("_addresses", "_weights")
+    __slots__ = ("_addresses", "_weights", "arguments", "out", "room")
 
     def __init__(self, weights: Sequence[PackedLinear]) -> None:
-        self._weights = weights
+        self._weights, of = weights, weights[0]
         parts = zip(*((each._packed, each._scales, each._offsets) for each in weights), strict=True)
         self._addresses = [None if of_all[0] is None else _addresses(of_all) for of_all in parts]
-
-    def multiply(self, x: Tensor, starts: Tensor, sources: Tensor | None = None) -> Tensor:
-        """Returns [num_rows, out] in x's dtype.
-
-        x: [num_sources, in], contiguous; starts: [num_weights + 1] int64: rows from starts[i] to before starts[i + 1]
-        are multiplied by weight i; sources: [num_rows] int64: the row of x for each row; None: x has the same rows
-        """
-        of = self._weights[0]
-        num_rows = len(x) if sources is None else len(sources)
-        result = x.new_empty(num_rows, of._out)
-        arranged = torch.empty(num_rows * of.room, dtype=torch.float32)
-        of._kernels.multiply_grouped(
-            x.data_ptr(), _pointer(sources), starts.data_ptr(), *map(_pointer, self._addresses), result.data_ptr(),
-            arranged.data_ptr(), len(self._weights), of._in, of._out, of._group,
+        self.room, self.out = of.room, of._out
+        self.arguments = GroupedArguments(
+            ctypes.cast(of._kernels.multiply_grouped, P), *map(_pointer, self._addresses), len(weights), of._in,
+            of._out, of._group,
         )  # fmt: skip
-        return result
 
 
 def _stored(weight: QuantizedWeight) -> Tensor:
