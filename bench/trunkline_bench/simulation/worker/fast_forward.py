@@ -110,9 +110,9 @@ class FastForwardScheduler(Scheduler):
         device_s = sum(result.times_s) / len(plan.steps)
         mark = StepMark(result.done_s[-1], before.device_s_per_token + device_s)
         for load, time_s in zip(loads, result.times_s, strict=True):
-            self.cost.observe(load, time_s)
-            if self.cost.is_fit_due:
+            if self.cost.is_fit_due:  # as the engine does while the next step computes
                 self.cost.fit()
+            self.cost.observe(load, time_s)
         regular = [0 for _ in LANES]  # tokens that were sampled one step after the token before
         for step in plan.steps:
             sequence = self.sequences[step.sequence_id]
