@@ -15,11 +15,11 @@ from tests.worker.scheduling.proposers import RandomProposer
 from trunkline.engine.v1.engine_pb2 import EngineOutput, EngineRequest
 from trunkline.status import CODE_INTERNAL, INTERNAL
 from trunkline.v1.worker_pb2 import Submit
-from trunkline_kernels.cpu.packed_layers import PackedLayers
 from trunkline_worker.cache.sequence import Sequence
 from trunkline_worker.engine import engine as engine_module
 from trunkline_worker.engine.engine import Engine
 from trunkline_worker.engine.messages import sequence_of, sequence_output
+from trunkline_worker.model.cpu_decoder import CpuDecoder
 from trunkline_worker.runner import sampler, torch_runner
 from trunkline_worker.runner.gpu import row_table, step_sampling
 from trunkline_worker.step.sampling_key import position_key
@@ -250,9 +250,9 @@ def test_a_bug_of_the_model_itself_ends_the_engine(monkeypatch: pytest.MonkeyPat
     engine = make_engine(kv_blocks=64)
     engine.accept(EngineRequest(submits=submits()))
 
-    def broken(*_: Any) -> Any:
+    def broken(*_: Any, **_of: Any) -> Any:
         raise RuntimeError("injected")
 
-    monkeypatch.setattr(PackedLayers, "forward", broken)
+    monkeypatch.setattr(CpuDecoder, "forward", broken)
     with pytest.raises(RuntimeError, match="injected"):
         engine.step()
