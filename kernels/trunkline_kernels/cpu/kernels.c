@@ -346,8 +346,8 @@ typedef struct {
 /* Runs all layers of a decoder in one call: at few rows, a call from Python takes as long as what it computes.
  * residual: [rows, hidden]; rows behind those of the batch only go through products and norms
  * space: as PackedLayers allocates it, for the values of a layer; arranged: for the products of a layer */
-void decode(const layer *layers, const layer_pool *pools, int64_t count, const sizes *of, const batch *b,
-            elem *residual, elem *space, float *arranged, int64_t rows) {
+void run_layers(const layer *layers, const layer_pool *pools, int64_t count, const sizes *of, const batch *b,
+                elem *residual, elem *space, float *arranged, int64_t rows) {
     int64_t hidden = of->hidden, queries = of->heads * of->dim, qkv_size = queries + 2 * of->kv_heads * of->dim;
     elem *attended = space, *q = attended + rows * queries, *normed = q + rows * queries;
     elem *added = normed + rows * hidden, *qkv = added + rows * hidden, *fed = qkv + rows * qkv_size;
@@ -370,6 +370,7 @@ void decode(const layer *layers, const layer_pool *pools, int64_t count, const s
         silu_and_mul(fed, gated, rows, (int)(l->gate_up.out / 2));
         l->down.multiply(&l->down, gated, added, arranged, rows);
     }
+#pragma omp parallel for simd if (rows > 8)
     for (int64_t i = 0; i < rows * hidden; i++) residual[i] = store(load(residual[i]) + load(added[i]));
 }
 

@@ -55,7 +55,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "route": (P, P, P, I64, I32, I32, I32, F32),
     "multiply_experts": (P, P, P, P, P, P, P, P, P, P, I64, I64, I32),
     "add_gated": (P, P, P, I64, I32),
-    "decode": (P, P, I64, P, P, P, P, P, I64),
+    "run_layers": (P, P, I64, P, P, P, P, P, I64),
 }
 PRODUCT_SIGNATURES: dict[str, tuple[type, ...]] = {
     "pack": (P, P, I64, I64),

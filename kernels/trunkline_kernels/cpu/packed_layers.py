@@ -92,7 +92,7 @@ class PackedLayers:
         )  # fmt: skip
         rows = len(residual)
         space, arranged = residual.new_empty(rows * self._values), torch.empty(rows * self._room, dtype=torch.float32)
-        self._kernels.decode(
+        self._kernels.run_layers(
             self._layers, pools, self._count, ctypes.byref(self._sizes), ctypes.byref(where), residual.data_ptr(),
             space.data_ptr(), arranged.data_ptr(), rows,
         )  # fmt: skip
