@@ -136,8 +136,14 @@ async def test_a_process_that_was_killed_from_outside_costs_no_request(helpers: 
         assert victim not in processes(helpers)
 
 
+def stalled_after(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process stands still after so many times its limit on CPU time."""
+    monkeypatch.setattr("trunkline_router.prompts.helper_pool.STALLED_FACTOR", factor)
+    monkeypatch.setattr("trunkline_router.prompts.helper_pool.LEAST_STALLED_S", 0.0)
+
+
 async def test_a_process_that_stands_still_is_replaced(helpers: Helpers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trunkline_router.prompts.helper_pool.STALLED_FACTOR", 1.0)
+    stalled_after(1.0, monkeypatch)
     await rendered(helpers, ECHO, chat())
     (victim,) = processes(helpers)
     os.kill(victim, signal.SIGSTOP)
@@ -148,7 +154,7 @@ async def test_a_process_that_stands_still_is_replaced(helpers: Helpers, monkeyp
 async def test_a_job_on_which_every_process_stands_still_is_refused(
     helpers: Helpers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trunkline_router.prompts.helper_pool.STALLED_FACTOR", 0.0)
+    stalled_after(0.0, monkeypatch)
     with pytest.raises(RequestRefused, match="chat template stands still") as refused:
         await rendered(helpers, ECHO, chat())
     assert (refused.value.reason, refused.value.retry_delay_ms) == ("OVERLOADED", 1000)

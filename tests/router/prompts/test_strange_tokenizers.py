@@ -151,8 +151,7 @@ async def test_ids_without_measure_are_refused_before_anything_walks_over_them(
 async def test_files_that_take_too_long_to_read_set_their_worker_aside() -> None:
     helpers = Helpers(long_limit_s=0.05)
     try:
-        # The second one is of a machine that does not let the process run.
-        with pytest.raises(RequestRefused, match=r"takes longer than 0\.05 s|stands still"):
+        with pytest.raises(RequestRefused, match=r"takes longer than 0\.05 s"):
             await helpers.inspect({"tokenizer.json": large_file()}, worker="w")
         assert (await helpers.inspect(tokenizer_files(), worker="w")).largest_id > 0
     finally:
