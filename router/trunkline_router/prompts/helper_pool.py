@@ -35,8 +35,8 @@ LONG = 32 << 10  # more characters or tokens than this are a long job
 LONG_CHAT = 512  # and so are more messages and parts: each takes 50 us
 # Limits on CPU time. For short texts the limit includes loading a tokenizer; the longest text takes some five seconds.
 RENDER_LIMIT_S, SHORT_LIMIT_S, LONG_LIMIT_S = 2.0, 10.0, 30.0
-# Wall-clock limit, because a stopped or thrashing process uses no CPU time. Beside busy processes one with a niceness of
-# 10 gets about a tenth of a core, and less if it shares that with others.
+# Wall-clock limit, because a stopped or thrashing process uses no CPU time. Beside busy processes one with a niceness
+# of 10 gets about a tenth of a core, and less if it shares that with others.
 STALLED_FACTOR, LEAST_STALLED_S = 10.0, 60.0
 # What waits and runs is kept in the router's memory. A job counts its text and this many bytes.
 JOB_BYTES = 16 << 10
