@@ -2,6 +2,7 @@
 
 import math
 import random
+import threading
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from trunkline_kernels.expert_routing import route
 from trunkline_kernels.experts import multiply_experts
 from trunkline_kernels.quantized_weight import QuantizedWeight, dequantize, quantize
 from trunkline_kernels.routing_rule import RoutingRule
+from trunkline_worker.model.architectures.architecture import MOST_EXPERTS
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -117,6 +119,24 @@ def test_a_tokens_bits_do_not_depend_on_the_other_tokens(dtype: torch.dtype, qua
         alone = experts.multiply(x[rows].contiguous(), logits[rows].contiguous())
         assert torch.equal(alone, together[rows])
     assert experts.multiply(x[:0], logits[:0]).shape == (0, hidden)
+
+
+def test_the_most_experts_of_a_model_fit_a_stack_of_one_mebibyte() -> None:
+    torch.manual_seed(6)
+    rule, num_tokens = RoutingRule(MOST_EXPERTS, 8), MOST_EXPERTS // 8
+    gate_up, down = experts_of(rule, 2, 1)
+    experts = packed(rule, list(gate_up), list(down), torch.float32)
+    x, logits = torch.randn(num_tokens, 2), torch.zeros(num_tokens, MOST_EXPERTS)
+    logits.scatter_(1, torch.arange(MOST_EXPERTS).view(num_tokens, 8), 30.0)  # each expert has a token
+    found: list[Tensor] = []
+    before = threading.stack_size(1 << 20)
+    try:
+        thread = threading.Thread(target=lambda: found.append(experts.multiply(x, logits)))
+        thread.start()
+        thread.join()
+    finally:
+        threading.stack_size(before)
+    torch.testing.assert_close(found[0], multiply_experts(x, route(logits, rule), gate_up, down), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

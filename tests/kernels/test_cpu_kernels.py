@@ -7,11 +7,14 @@ wider CPUs, whose vectors the compiler splits.
 import ctypes
 import math
 import platform
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from tests.kernels.attention_cases import BLOCK, HEAD_DIM, make_case, naive
 from tests.kernels.tensors import masked_logits
@@ -20,6 +23,7 @@ from trunkline_kernels.cpu import library as library_module
 from trunkline_kernels.cpu.library import built, library
 from trunkline_kernels.cpu.packed_linear import QUANTIZED_BITS, OneDnnLinear, PackedLinear, pack_linear
 from trunkline_kernels.quantized_weight import GROUP, KINDS, QuantizedWeight, dequantize, packed_int4, quantize
+from trunkline_kernels.ragged_batch import KVLayer, RaggedBatch
 from trunkline_kernels.rms_norm import add_rms_norm, rms_norm
 from trunkline_kernels.rotary import apply_rotary
 from trunkline_kernels.silu_and_mul import silu_and_mul
@@ -52,6 +56,27 @@ def kernels_of(dtype: torch.dtype, build: str, bits: int = 0) -> ctypes.CDLL:
     return kernels
 
 
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    """Sets the number of threads, which the kernels share with torch."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def attended(kernels: ctypes.CDLL, q: Tensor, kv: KVLayer, batch: RaggedBatch, window: int | None) -> Tensor:
+    out = torch.full_like(q, math.nan)
+    tables = [table.contiguous() for table in batch.block_tables]
+    addresses = np.array([table.data_ptr() for table in tables])
+    starts, contexts = np.cumsum([0, *batch.query_lens]), np.array(batch.context_lens)
+    kernels.attention(
+        q.data_ptr(), kv.keys.data_ptr(), kv.values.data_ptr(), addresses.ctypes.data, starts.ctypes.data,
+        contexts.ctypes.data, out.data_ptr(), kv.block_stride, len(tables), q.shape[1], kv.keys.shape[2], HEAD_DIM,
+        BLOCK, window or 0, 1 / math.sqrt(HEAD_DIM),
+    )  # fmt: skip
+    return out
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (8, 1), (16, 1)])
 @pytest.mark.parametrize("window", [None, 1, 7, 40])
@@ -60,21 +85,38 @@ def test_attention_equals_a_naive_one(
 ) -> None:
     shapes = [(1, 1), (1, 15), (1, 16), (1, 17), (5, 5), (3, 40), (33, 33), (20, 97), (1, 200)]
     q, kv, batch, truth = make_case(shapes, *heads, dtype)
-    out = torch.full_like(q, math.nan)
-    tables = [batch.block_tables[i].contiguous() for i in range(len(shapes))]
-    addresses = np.array([table.data_ptr() for table in tables])
-    starts, contexts = np.cumsum([0, *batch.query_lens]), np.array(batch.context_lens)
-    kernels_of(dtype, build).attention(
-        q.data_ptr(), kv.keys.data_ptr(), kv.values.data_ptr(), addresses.ctypes.data, starts.ctypes.data,
-        contexts.ctypes.data, out.data_ptr(), kv.block_stride, len(shapes), *heads, HEAD_DIM, BLOCK, window or 0,
-        1 / math.sqrt(HEAD_DIM),
-    )  # fmt: skip
+    out = attended(kernels_of(dtype, build), q, kv, batch, window)
+    starts = np.cumsum([0, *batch.query_lens])
     for i, (query_len, context) in enumerate(shapes):
         k, v = (x.to(dtype) for x in truth[i])
         expected = naive(q[starts[i] : starts[i + 1]], k, v, context - query_len, window)
         torch.testing.assert_close(
             out[starts[i] : starts[i + 1]].double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
         )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("heads", [(9, 3), (4, 4), (14, 2), (16, 1)])
+@pytest.mark.parametrize("window", [None, 40])
+def test_no_bit_of_attention_depends_on_other_sequences_or_threads(
+    dtype: torch.dtype, heads: tuple[int, int], window: int | None, threads: Callable[[int], None]
+) -> None:
+    kernels, shapes = kernels_of(dtype, "native"), [(1, 200), (1, 5), (3, 70), (9, 33), (1, 64)]
+    q, kv, batch, _ = make_case(shapes, *heads, dtype)
+    threads(1)
+    together = attended(kernels, q, kv, batch, window)
+    assert together.isfinite().all()
+    starts = np.cumsum([0, *batch.query_lens])
+    for number in (1, 2, 3, 5, 20):
+        threads(number)
+        assert torch.equal(attended(kernels, q, kv, batch, window), together), f"{number} threads"
+        for i, (query_len, context) in enumerate(shapes):
+            rows = slice(starts[i], starts[i + 1])
+            alone = replace(
+                batch, query_lens=[query_len], context_lens=[context], block_tables=batch.block_tables[i : i + 1]
+            )
+            found = attended(kernels, q[rows].contiguous(), kv, alone, window)
+            assert torch.equal(found, together[rows]), f"{number} threads, {shapes[i]}"
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -12,10 +12,10 @@ import random
 import statistics
 import subprocess
 import sys
-import time
 from collections import defaultdict
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -39,21 +39,16 @@ KINDS = {
     "int4": ("bfloat16", "int4"),
 }
 PEERS = ("transformers", "vllm")
-READ_BYTES = 1 << 30  # far more than any cache
-READS = 5
+RUNS_ALONE = 5  # ours of one request in each turn: one is over in half a second, and the machine may be slow meanwhile
 
 Times = dict[tuple[str, str, int], list[float]]  # output tokens per second by (runner, kind, requests at once)
 
 
-def memory_bandwidth() -> float:
-    """Bytes per second at which all cores together read memory: the best of some sums over a large array."""
-    values = torch.ones(READ_BYTES // 4)
-    best_s = float("inf")
-    for _ in range(READS):
-        started_s = time.perf_counter()
-        values.sum()
-        best_s = min(best_s, time.perf_counter() - started_s)
-    return READ_BYTES / best_s
+class Alone(NamedTuple):
+    """A run of one request."""
+
+    step_s: float  # mean time from token to token
+    bandwidth: float  # of memory, as Measured has it
 
 
 def weight_bytes_read(model: Path, kind: str) -> float:
@@ -72,9 +67,11 @@ def requests(count: int, vocab_size: int) -> list[BenchRequest]:
 
 def measure(job: Job, checkout: Path, python: str) -> Measured:
     """Runs a job by the code of a checkout. Raises SystemExit if it fails."""
+    values = asdict(job)
+    told = {field.name: values[field.name] for field in fields(job) if values[field.name] != field.default}
     done = subprocess.run(
         [python, "-m", "trunkline_bench.engine.measured_run"],
-        input=json.dumps({name: value for name, value in asdict(job).items() if value != "none"}),  # for earlier code
+        input=json.dumps(told),  # without defaults, which earlier code may not know
         env=os.environ
         | VLLM_ENVIRONMENT
         | {"PYTHONPATH": os.pathsep.join(str(checkout / name) for name in PACKAGES), "VLLM_LOGGING_LEVEL": "ERROR"},
@@ -87,16 +84,16 @@ def measure(job: Job, checkout: Path, python: str) -> Measured:
     return Measured(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def table(times: Times, steps_s: dict[str, list[float]], runners: list[str], model: Path, bandwidth: float) -> str:
-    """steps_s: mean times from token to token of one request, by kind"""
+def table(times: Times, alone: dict[str, list[Alone]], runners: list[str], model: Path) -> str:
+    """alone: runs of one request by kind; times: of each of these kinds"""
     peers = [runner for runner in runners if runner in PEERS]
     relative = " | ".join(f"ours, relative to {peer}" for peer in peers)
     lines = [
         f"| weights | at once | {' | '.join(f'{runner}, tok/s' for runner in runners)} "
-        f"| {relative} | weights read, share of bandwidth |",
-        "|---|---|" + "---|" * (len(runners) + len(peers) + 1),
+        f"| {relative} | memory, GB/s | weights read, share of it |",
+        "|---|---|" + "---|" * (len(runners) + len(peers) + 2),
     ]
-    for kind in steps_s:
+    for kind, runs in alone.items():
         dtype, _ = KINDS[kind]
         for count in AT_ONCE:
             # The others compute with the dtype's weights.
@@ -104,11 +101,12 @@ def table(times: Times, steps_s: dict[str, list[float]], runners: list[str], mod
                 runner: statistics.median(times[runner, kind if runner == "ours" else dtype, count])
                 for runner in runners
             }
-            share = f"{weight_bytes_read(model, kind) / statistics.median(steps_s[kind]) / bandwidth:.0%}"
             ratios = " | ".join(f"{rates['ours'] / rates[peer]:.2f}" for peer in peers)
+            bandwidth = statistics.median(run.bandwidth for run in runs)
+            share = weight_bytes_read(model, kind) / statistics.median(run.step_s * run.bandwidth for run in runs)
             lines.append(
                 f"| {kind} | {count} | {' | '.join(f'{rates[runner]:,.1f}' for runner in runners)} "
-                f"| {ratios} | {share if count == 1 else '-'} |"
+                f"| {ratios} | {f'{bandwidth / 1e9:.1f} | {share:.0%}' if count == 1 else '- | -'} |"
             )
     return "\n".join(lines) + "\n"
 
@@ -137,10 +135,8 @@ def main() -> None:
     command = make_command("bench-cpu MODEL=…", flags + ["--peers", "DIR"] * (arguments.peers is not None))
     found = facts(command, "no GPU", ("trunkline", "torch", "transformers"))
     times: Times = defaultdict(list)
-    steps_s: dict[str, list[float]] = defaultdict(list)
-    bandwidth = 0.0
+    alone: dict[str, list[Alone]] = defaultdict(list)
     for turn in range(arguments.repeats):
-        bandwidth = max(bandwidth, memory_bandwidth())
         for kind in arguments.kinds:
             dtype, quantization = KINDS[kind]
             for count in AT_ONCE:
@@ -149,25 +145,32 @@ def main() -> None:
                     runner = name if name in PEERS else "engine"
                     if quantization != "none" and name != "ours":
                         continue
-                    job = Job(runner, str(model), dtype, threads, count, requests(count, vocab_size), quantization)
-                    measured = measure(job, checkout, pythons[name])
-                    times[name, kind, count].append(measured.output_tokens / measured.seconds)
-                    if name == "ours" and count == 1 and measured.first_token_s is not None:
-                        steps_s[kind].append((measured.seconds - measured.first_token_s) / (OUTPUT - 1))
-                    told.append(f"{name} {times[name, kind, count][-1]:,.1f}")
-                print(f"  turn {turn + 1}, {kind}, {count} at once: {', '.join(told)} tok/s", flush=True)
+                    is_alone = name == "ours" and count == 1
+                    job = Job(
+                        runner, str(model), dtype, threads, count, requests(count, vocab_size), quantization, is_alone
+                    )
+                    for _ in range(RUNS_ALONE if is_alone else 1):
+                        measured = measure(job, checkout, pythons[name])
+                        times[name, kind, count].append(measured.output_tokens / measured.seconds)
+                        told.append(f"{name} {times[name, kind, count][-1]:,.1f} tok/s")
+                        if measured.bandwidth is not None and measured.first_token_s is not None:
+                            step_s = (measured.seconds - measured.first_token_s) / (OUTPUT - 1)
+                            alone[kind].append(Alone(step_s, measured.bandwidth))
+                            told.append(f"memory {measured.bandwidth / 1e9:.1f} GB/s")
+                print(f"  turn {turn + 1}, {kind}, {count} at once: {', '.join(told)}", flush=True)
     earlier = f"- before: {commit(checkouts['before'])}\n" if "before" in checkouts else ""
     text = (
         f"# {model.name} on a CPU\n\n"
         + listed(found)
         + f"- prompts of {PROMPT} tokens, outputs of {OUTPUT}; greedy, end of sequence ignored\n"
         "- requests arrive together\n"
-        f"- medians of {arguments.repeats} alternating runs, each in a fresh process with {threads} threads\n"
-        f"- memory: {bandwidth / 1e9:.1f} GB/s, read by all threads together\n"
-        "- share of bandwidth: of the weights that a step of one request reads, in the mean time from token to token\n"
+        f"- medians of {arguments.repeats} alternating runs, {RUNS_ALONE} times as many of ours with one request; "
+        f"each in a fresh process with {threads} threads\n"
+        "- memory: what all threads together read; the mean of a reading right before the run and one right after it\n"
+        "- share of it: of the weights that a step of one request reads, in the mean time from token to token\n"
         + earlier
         + "\n"
-        + table(times, steps_s, list(checkouts), model, bandwidth)
+        + table(times, alone, list(checkouts), model)
     )
     arguments.output.mkdir(parents=True, exist_ok=True)
     path = arguments.output / f"cpu-{model.name}-{found['date']}.md"

@@ -6,6 +6,7 @@ standard output.
 
 import json
 import resource
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -16,6 +17,9 @@ from typing import Any, NamedTuple
 import torch
 
 from trunkline_bench.engine.workload import BenchRequest
+
+READ_BYTES = 1 << 30  # far more than any cache
+READS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,7 @@ class Job:
     concurrency: int  # requests at once: in flight for the engine and vLLM, batch size for transformers
     requests: list[BenchRequest]
     quantization: str = "none"  # of the engine
+    reads_memory: bool = False  # whether it tells the memory's bandwidth; takes 1 GiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,7 @@ class Measured:
     peak_rss_mib: float
     tokens_computed: int  # positions run through the model, including padding
     first_token_s: float | None = None  # until any request has a token; None: not known
+    bandwidth: float | None = None  # bytes per second of memory: the mean of a reading before the run and one after it
 
 
 class Ran(NamedTuple):
@@ -47,6 +53,17 @@ class Ran(NamedTuple):
 
     tokens_computed: int
     first_token_at_s: float | None = None  # by time.perf_counter()
+
+
+def memory_bandwidth() -> float:
+    """Bytes per second at which torch's threads together read memory: the best of some sums over a large array."""
+    values = torch.ones(READ_BYTES // 4)
+    best_s = float("inf")
+    for _ in range(READS):
+        started_s = time.perf_counter()
+        values.sum()
+        best_s = min(best_s, time.perf_counter() - started_s)
+    return READ_BYTES / best_s
 
 
 def run_engine(job: Job) -> Callable[[], Ran]:
@@ -161,9 +178,7 @@ def run_vllm(job: Job) -> Callable[[], Ran]:
 RUNNERS = {"engine": run_engine, "transformers": run_transformers, "vllm": run_vllm}
 
 
-def main() -> None:
-    data = json.load(sys.stdin)
-    job = Job(**{**data, "requests": [BenchRequest(**request) for request in data["requests"]]})
+def measured(job: Job) -> Measured:
     torch.set_num_threads(job.threads)
     warm_up = [BenchRequest(job.requests[0].prompt[:8], 4)]
     run = RUNNERS[job.runner](job)
@@ -171,13 +186,24 @@ def main() -> None:
     wanted, job.requests[:] = list(job.requests), warm_up
     run()
     job.requests[:] = wanted
+    # A virtual machine's bandwidth changes within seconds, so nothing lies between the run and the readings.
+    readings = [memory_bandwidth()] if job.reads_memory else []
     started = time.perf_counter()
     computed, first_at_s = run()
     seconds = time.perf_counter() - started
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    if job.reads_memory:
+        readings.append(memory_bandwidth())
     output_tokens = sum(request.output_tokens for request in wanted)
     first_s = None if first_at_s is None else first_at_s - started
-    print(json.dumps(asdict(Measured(seconds, output_tokens, peak_mib, computed, first_s))))
+    bandwidth = statistics.mean(readings) if readings else None
+    return Measured(seconds, output_tokens, peak_mib, computed, first_s, bandwidth)
+
+
+def main() -> None:
+    data = json.load(sys.stdin)
+    job = Job(**{**data, "requests": [BenchRequest(**request) for request in data["requests"]]})
+    print(json.dumps(asdict(measured(job))))
 
 
 if __name__ == "__main__":

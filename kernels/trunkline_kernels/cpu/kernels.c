@@ -8,9 +8,10 @@
  */
 #include "element.h"
 #include "linear.h"
+#include "ranges.h"
 
 #include <math.h>
-#include <stdlib.h>
+#include <omp.h>
 #include <string.h>
 #ifdef __AVX512BF16__
 #include <immintrin.h>
@@ -83,7 +84,7 @@ static inline void prefetch(const elem *row, int dim) {
     for (int i = 0; i < dim; i += CACHE_LINE / (int)sizeof(elem)) __builtin_prefetch(row + i);
 }
 
-/* Attention of `rows` queries of one sequence, at consecutive positions from `first`, for the query heads of one KV head.
+/* Attention of `rows` queries of one sequence, at consecutive positions from `first`, for `group` query heads of a KV head.
  * Softmax is computed online, segment by segment (Milakov and Gimelshein, 2018). */
 static void attend(const elem *q, const elem *keys, const elem *values, const int64_t *table, elem *out, int rows,
                    int64_t first, int64_t window, int group, int dim, int64_t row_stride, int64_t token_stride,
@@ -196,31 +197,24 @@ static void attend(const elem *q, const elem *keys, const elem *values, const in
 void attention(const elem *q, const elem *keys, const elem *values, const int64_t *const *tables, const int64_t *starts,
                const int64_t *contexts, elem *out, int64_t block_stride, int64_t num_seqs, int num_heads,
                int num_kv_heads, int dim, int block_size, int64_t window, float scale) {
-    int group = num_heads / num_kv_heads;
+    int64_t group = num_heads / num_kv_heads, rows = starts[num_seqs], threads = omp_get_max_threads();
     int64_t row_stride = (int64_t)num_heads * dim, token_stride = (int64_t)num_kv_heads * dim;
-    int64_t num_items = 0;
-    for (int64_t s = 0; s < num_seqs; s++)
-        num_items += (starts[s + 1] - starts[s] + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE * num_kv_heads;
-    int64_t(*items)[3] = malloc((size_t)num_items * sizeof(*items));
-    int64_t n = 0;
-    for (int64_t s = num_seqs - 1; s >= 0; s--)
-        for (int64_t row = starts[s]; row < starts[s + 1]; row += ROWS_AT_ONCE)
-            for (int head = 0; head < num_kv_heads; head++, n++) {
-                items[n][0] = s;
-                items[n][1] = row;
-                items[n][2] = head;
-            }
-#pragma omp parallel for schedule(dynamic, 4) if (num_items > 4)
-    for (int64_t i = 0; i < num_items; i++) {
-        int64_t s = items[i][0], row = items[i][1], head = items[i][2];
-        int64_t left = starts[s + 1] - row;
-        int rows = left < ROWS_AT_ONCE ? (int)left : ROWS_AT_ONCE;
-        int64_t first = contexts[s] - left;
-        int64_t offset = row * row_stride + head * group * dim;
-        attend(q + offset, keys + head * dim, values + head * dim, tables[s], out + offset, rows, first, window, group,
-               dim, row_stride, token_stride, block_stride, block_size, scale);
+    /* A row's query heads are in equal spans, each an item of parallel work: those of a KV head or, if these are too few
+     * for the threads, one span for each thread. The result of a head is the same in all spans. */
+    int64_t spans = rows * num_kv_heads < 2 * threads ? threads : num_kv_heads;
+#pragma omp parallel for schedule(dynamic)
+    for (int64_t i = 0; i < rows * spans; i++) {
+        int64_t row = rows - 1 - i / spans, s = range_of(starts, num_seqs, row), left = starts[s + 1] - row;
+        if ((row - starts[s]) % ROWS_AT_ONCE) continue; /* the first row of each ROWS_AT_ONCE takes all of them */
+        int64_t end = num_heads * (i % spans + 1) / spans, next;
+        for (int64_t head = num_heads * (i % spans) / spans; head < end; head = next) {
+            int64_t offset = row * row_stride + head * dim, of_keys = head / group * dim;
+            next = (head / group + 1) * group < end ? (head / group + 1) * group : end;
+            attend(q + offset, keys + of_keys, values + of_keys, tables[s], out + offset,
+                   left < ROWS_AT_ONCE ? (int)left : ROWS_AT_ONCE, contexts[s] - left, window, (int)(next - head), dim,
+                   row_stride, token_stride, block_stride, block_size, scale);
+        }
     }
-    free(items);
 }
 
 static inline float inverse_rms(const float *x, int dim, float eps) {

@@ -22,10 +22,10 @@
  */
 #include "element.h"
 #include "linear.h"
+#include "ranges.h"
 
 #include <math.h>
 #include <omp.h>
-#include <stdlib.h>
 #include <string.h>
 #ifdef __SSE2__
 #include <immintrin.h>
@@ -378,12 +378,6 @@ typedef struct {
     elem *result;
 } memory;
 
-/* Tiles of a product. */
-typedef struct {
-    const product *p;
-    int64_t first, last;
-} part;
-
 /* Tiles have about equal heights. */
 static inline int64_t first_row(const product *p, int64_t tile) { return tile * p->rows / p->tiles; }
 static inline float *arranged_rows(const memory *m, const product *p, int64_t row) {
@@ -450,45 +444,41 @@ int has_bfloat16_products(void) {
 /* Computes products of one size side by side.  x: [rows, in]; sources: as in arrange() */
 static void multiply_products(const elem *x, const int64_t *sources, const product *products, int64_t count,
                               const memory *m, int64_t in) {
-    int64_t num_tiles = 0, num_blocks = 0;
-    for (int64_t i = 0; i < count; i++) num_tiles += products[i].tiles;
-    part *tiles = malloc((size_t)num_tiles * 2 * sizeof(part)), *blocks = tiles + num_tiles;
-    num_tiles = 0;
-    for (int64_t i = 0; i < count; i++)
-        for (int64_t t = 0; t < products[i].tiles; t++) {
-            if (t % TILES_PER_ITEM == 0) blocks[num_blocks++] = (part){products + i, t, t};
-            tiles[num_tiles++] = (part){products + i, t, t + 1};
-            blocks[num_blocks - 1].last = t + 1;
-        }
-    int64_t panels = panels_of(products->out), items = (panels + GROUP - 1) / GROUP, all = num_blocks * items;
+    int64_t tiles[count + 1], blocks[count + 1]; /* the first tile, and block of tiles, of each product */
+    tiles[0] = blocks[0] = 0;
+    for (int64_t i = 0; i < count; i++) {
+        tiles[i + 1] = tiles[i] + products[i].tiles;
+        blocks[i + 1] = blocks[i] + (products[i].tiles + TILES_PER_ITEM - 1) / TILES_PER_ITEM;
+    }
+    int64_t panels = panels_of(products->out), items = (panels + GROUP - 1) / GROUP, all = blocks[count] * items;
     /* A thread takes several items in a row, whose panels follow each other in memory. */
     int64_t at_once = all / (omp_get_max_threads() * SHARES) + 1;
-#pragma omp parallel for schedule(static) if (num_tiles > 1)
-    for (int64_t i = 0; i < num_tiles; i++) {
-        const product *p = tiles[i].p;
-        int64_t row = first_row(p, tiles[i].first), height = first_row(p, tiles[i].last) - row;
+#pragma omp parallel for schedule(static) if (tiles[count] > 1)
+    for (int64_t i = 0; i < tiles[count]; i++) {
+        int64_t which = range_of(tiles, count, i), tile = i - tiles[which];
+        const product *p = products + which;
+        int64_t row = first_row(p, tile), height = first_row(p, tile + 1) - row;
         arrange(x, sources, p->begin + row, &p->w, arranged_rows(m, p, row), (int)height, in);
     }
 #pragma omp parallel for schedule(dynamic, at_once)
     for (int64_t i = 0; i < all; i++) {
-        const part *found = blocks + i / items;
-        const product *p = found->p;
+        int64_t which = range_of(blocks, count, i / items);
+        const product *p = products + which;
         /* All blocks of a product take the same panels before the next ones. */
-        int64_t begin = found - blocks - found->first / TILES_PER_ITEM;
-        int64_t of_product = (p->tiles + TILES_PER_ITEM - 1) / TILES_PER_ITEM, place = i - begin * items;
-        const part *block = blocks + begin + place % of_product;
+        int64_t of_product = blocks[which + 1] - blocks[which], place = i - blocks[which] * items;
+        int64_t first = place % of_product * TILES_PER_ITEM;
+        int64_t last = first + TILES_PER_ITEM < p->tiles ? first + TILES_PER_ITEM : p->tiles;
         int64_t item = place / of_product, end = (item + 1) * GROUP < panels ? (item + 1) * GROUP : panels;
         int widest = width_of((int)((p->rows + p->tiles - 1) / p->tiles)), width;
         /* Threads probably take turns. */
         int64_t later = item + ((i + 1) % at_once > 0 ? 1 : 1 + at_once * (omp_get_num_threads() - 1));
         int is_followed = place % of_product == of_product - 1 && later < items;
         for (int64_t panel = item * GROUP; panel < end; panel += width) {
-            width = block->last - block->first > 1 || panel + widest > end ? 1 : widest;
+            width = last - first > 1 || panel + widest > end ? 1 : widest;
             int64_t next = panel + width < end ? panel + width : is_followed ? later * GROUP : panel;
-            compute(m, p, block->first, block->last, panel, width, next);
+            compute(m, p, first, last, panel, width, next);
         }
     }
-    free(tiles);
 }
 
 static inline weights weights_at(const uint32_t *packed, const float *scales, const float *offsets, int64_t in,
@@ -508,7 +498,7 @@ void multiply(const linear *of, const elem *x, elem *result, float *arranged, in
 /* The `multiply` of grouped weights. */
 void multiply_grouped(const grouped *of, const elem *x, const int64_t *sources, const int64_t *starts, elem *result,
                       float *arranged) {
-    product *products = malloc((size_t)of->count * sizeof(product));
+    product products[of->count]; /* of at most 4,096 experts: 360 KB of the stack */
     int64_t used = 0;
     for (int64_t i = 0; i < of->count; i++) {
         int64_t rows = starts[i + 1] - starts[i];
@@ -518,5 +508,4 @@ void multiply_grouped(const grouped *of, const elem *x, const int64_t *sources, 
     }
     const memory m = {arranged, result};
     if (used > 0) multiply_products(x, sources, products, used, &m, of->in);
-    free(products);
 }

@@ -223,6 +223,7 @@ def step_floor(model: LoadedModel, settings: EngineSettings, gpu_name: str) -> S
     rates = peak_rates(
         gpu_name,
         dtype=dtype,
+        # With other kinds beside fp8 the time is too low, but still a floor.
         quantization="fp8" if "fp8" in model.quantized_kinds else "none",
         tflops=settings.peak_tflops,
         gb_per_s=settings.peak_gb_per_s,
