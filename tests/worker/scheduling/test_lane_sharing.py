@@ -1,6 +1,7 @@
 """The tenants of one lane share places, KV blocks and the time of a step: docs/fairness.md."""
 
 from math import inf
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -8,10 +9,12 @@ from hypothesis import strategies as st
 
 from tests.worker.rig import Rig
 from trunkline_worker.scheduler.limits import AdmissionRule
+from trunkline_worker.scheduler.sequence_table import StepOutput
 from trunkline_worker.scheduler.shares import may_take
 from trunkline_worker.scheduler.step_cost import STEPS_PER_FIT, Experience, Size
 from trunkline_worker.step.fair_share import NEWCOMERS_FIRST, Accounts
 from trunkline_worker.step.lanes import Lane, QueueBounds
+from trunkline_worker.step.plan import StepPlan, StepResult
 
 INTERACTIVE, STANDARD, BATCH = Lane
 PLENTY = 1024  # blocks
@@ -429,3 +432,32 @@ def test_tenants_with_short_prompts_and_long_outputs_do_not_hide_one_within_its_
             waits[-1] += 1
             assert waits[-1] <= 20
     assert max(waits) <= 10
+
+
+class Quick(Rig):
+    """Its steps take a hundredth of a second, so that waiting sequences are seldom looked at for the time's sake."""
+
+    def commit(self, plan: StepPlan, result: StepResult) -> list[StepOutput]:
+        self.now_s -= 0.99
+        return super().commit(plan, result)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_short_requests_do_not_wait_for_a_pool_that_others_are_forecast_to_fill(seed: int) -> None:
+    """A newcomer may fit before the others take the blocks that they need in its step, and again in the next one."""
+    draw = Random(seed)
+    rig = Quick(num_blocks=draw.choice([160, 256]), block_size=draw.choice([2, 4, 8]), max_step_tokens=256)
+    for _ in range(40):
+        prompt = [draw.randrange(50) for _ in range(draw.randrange(8, 60))]
+        rig.submit(prompt, draw.choice([200, 400]), tenant="hog")
+    for _ in range(3):
+        rig.step()
+    for number in range(60):
+        output = draw.choice([1, 3, 6])
+        asked, num_steps = rig.submit([100 + number, 8, 8], output, tenant="small"), 0
+        while asked not in rig.finished:
+            rig.step()
+            num_steps += 1
+            assert num_steps <= output + 10
+        for _ in range(draw.randrange(6)):
+            rig.step()

@@ -309,10 +309,14 @@ class Admission:
         return self._peak_with(sequence, rivals, shared) + reserve <= self._blocks.num_blocks
 
     def _ends_before_growth(self, sequence: Sequence, running: list[Sequence], given_up: int) -> bool:
-        """Whether a sequence ends with its first token, after few steps in which there is room for it and for the
-        others' growth: it has ended before the pool is forecast to be full."""
-        few = len(sequence.token_ids) <= self._limits.max_step_tokens
-        return few and not sequence.will_decode and self.has_room_now(sequence, running, given_up - len(running))
+        """Whether a sequence, whose prompt takes few steps, ends before the pool is forecast to be full: there is room
+        now for all that it and the others add until then."""
+        num_tokens, blocks_for = len(sequence.token_ids), self._blocks.blocks_for
+        if num_tokens > self._limits.max_step_tokens:
+            return False
+        own = blocks_for(sequence.last_to_compute) - blocks_for(num_tokens)
+        of_each = blocks_for(sequence.last_to_compute + 1 - num_tokens)  # a token with each step
+        return self.has_room_now(sequence, running, given_up - own - len(running) * of_each)
 
     def _is_alone(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
         """Whether no other sequence of the lower lanes runs."""
