@@ -40,6 +40,14 @@ def test_the_first_request_is_not_computed_in_the_least_chunks() -> None:
     assert first_step_tokens(engine) > LEAST_CHUNK
 
 
+def test_a_token_of_context_is_known_to_be_cheaper_than_a_sequence() -> None:
+    """Decodes of one token of context alone would leave open which of both costs what a batch takes."""
+    engine, _ = rehearsed_engine()
+    cost = engine.scheduler.cost
+    cost.fit()
+    assert cost.kv_token_s <= cost.token_s / 4
+
+
 def test_a_rehearsal_changes_no_answer_and_leaves_no_blocks_rows_or_counts() -> None:
     engine, _ = rehearsed_engine(kv_blocks=40, max_running_requests=8)
     blocks = engine.scheduler.blocks

@@ -348,3 +348,19 @@ def test_a_fit_that_is_deferred_waits_for_its_call_or_for_the_next_one() -> None
             fits.append(step + 1)
     assert fits == [STEPS_PER_FIT, 3 * STEPS_PER_FIT, 5 * STEPS_PER_FIT]
     assert not cost.is_fit_due
+
+
+def test_steps_after_a_late_one_are_as_much_shorter_until_others_are_in_time() -> None:
+    """What made it late may last, and the next fit may be seconds away."""
+    cost, device = StepCost(), DEVICES["h200-8b"]
+    loads = [chunk(256), chunk(2048)] * STEPS_PER_FIT
+    for load in loads:
+        cost.observe(load, device.time_s(load))
+    assert cost.within_s(0.1) == pytest.approx(0.1, rel=0.01)
+    cost.observe(chunk(2048), 4 * device.time_s(chunk(2048)))
+    assert 0.025 <= cost.within_s(0.1) <= 0.05
+    cost.observe(chunk(2048), 1.5 * device.time_s(chunk(2048)))
+    assert 0.04 <= cost.within_s(0.1) <= 0.07
+    for _ in range(8):
+        cost.observe(chunk(2048), device.time_s(chunk(2048)))
+    assert cost.within_s(0.1) >= 0.09

@@ -82,28 +82,30 @@ def rehearse(
     block_size: int,
 ) -> None:
     """Computes batches of decodes and then prompts, each GROWTH times as large as the one before, until one takes the
-    target time of a step or LONGEST_S. Tells the cost model of each. Writes to blocks from 0 on, which no sequence has
-    yet."""
+    target time of a step or LONGEST_S; after each prompt, its last token again, as a decode does. Tells the cost model
+    of each. Writes to blocks from 0 on, which no sequence has yet."""
     longest_s = min(limits.itl_target_s or LONGEST_S, LONGEST_S)
     most_sequences = min(limits.max_running_requests, limits.max_step_tokens, num_blocks)
     most_tokens = min(limits.max_step_tokens, context_length - 1, num_blocks * block_size)
-    _step_s(runner, _plan(1, 1, block_size))  # what is initialised with the first use is not a cost of steps
+
+    def observed_s(count: int, length: int, num_computed: int = 0) -> float:
+        """Computes sequences of this length but for their first tokens, and tells the cost model of the step."""
+        plan = _plan(count, length, num_computed, block_size)
+        time_s = (runner.begin(plan)() if runner.queues else timed_step(runner, plan)).device_time_s
+        runner.forget(list(range(count)))
+        cost.observe(_load(count, length, num_computed), time_s, is_rehearsed=True)
+        return time_s
+
+    timed_step(runner, _plan(1, 1, 0, block_size))  # what is initialised with the first use is not a cost of steps
     runner.forget([0])
-    for sizes in (
-        [(count, 1) for count in _growing(1, most_sequences)],
-        [(1, length) for length in _growing(LEAST_TOKENS, most_tokens)],
-    ):
-        for count, length in sizes:
-            time_s = _step_s(runner, _plan(count, length, block_size))
-            runner.forget(list(range(count)))
-            cost.observe(_load(count, length), time_s)
-            if time_s > longest_s:
-                break
-
-
-def _step_s(runner: StepRunner, plan: StepPlan) -> float:
-    """Computes a step, and returns its time as the runner's executor measures it."""
-    return (runner.begin(plan)() if runner.queues else timed_step(runner, plan)).device_time_s
+    for count in _growing(1, most_sequences):
+        if observed_s(count, 1) > longest_s:
+            break
+    for length in _growing(LEAST_TOKENS, most_tokens):
+        time_s = observed_s(1, length)
+        observed_s(1, length, length - 1)
+        if time_s > longest_s:
+            break
 
 
 def _growing(first: int, most: int) -> Iterator[int]:
@@ -114,15 +116,17 @@ def _growing(first: int, most: int) -> Iterator[int]:
     yield most
 
 
-def _plan(count: int, length: int, block_size: int) -> StepPlan:
-    """A step of `count` new sequences, each of `length` tokens and in blocks of its own."""
+def _plan(count: int, length: int, num_computed: int, block_size: int) -> StepPlan:
+    """A step of `count` new sequences, each of `length` tokens and in blocks of its own, which have the KV of the first
+    `num_computed`."""
     num_blocks = -(-length // block_size)
     tables = [list(range(index * num_blocks, (index + 1) * num_blocks)) for index in range(count)]
     starts = [SequenceStart(index, [0] * length, length, table, GREEDY) for index, table in enumerate(tables)]
-    return StepPlan(0, [SequenceStep(index, 0, 0, length, (), True) for index in range(count)], starts)
+    steps = [SequenceStep(index, 0, num_computed, length - num_computed, (), True) for index in range(count)]
+    return StepPlan(0, steps, starts)
 
 
-def _load(count: int, length: int) -> StepLoad:
-    if length == 1:
-        return StepLoad(count, count, 0.0, count, num_sampled=count)
+def _load(count: int, length: int, num_computed: int) -> StepLoad:
+    if length - num_computed == 1:
+        return StepLoad(count, count * length, 0.0, count, num_sampled=count)
     return StepLoad(length, 0, chunk_pairs(length, 0), 1, 0, length, length, 1)

@@ -53,9 +53,13 @@ MOST_PAIR_SHARE = 1 / 64
 # A coefficient is kept if it lowers the squared error by this many variances: about three standard deviations.
 CLEARLY = 10.0
 LATE_QUANTILE, MOST_LATE_TIMES = 0.9, 1.5  # steps that are later than that depend on more than their load
+# The steps after one that was later still are shorter by as much, because the next fit, which tells whether others took
+# the device or the fit has missed a cost, may be seconds away. Differences of SHORT_S do not matter.
+SHORT_S = 0.02
 WAIT_WEIGHT, MOST_WAIT_S = 0.1, 0.1  # of the latest time between two steps; a longer one is an outlier
 LEAST_STEP_SHARE = 0.5  # of an interval, however long the engine takes between steps
 LEAST_ERROR = 0.01  # of a step's time: smaller errors are noise
+JITTER_S = 1e-3
 # A fit takes several turns. Each one divides errors by the times of the turn before, kept within so many times the
 # measured ones. Errors above a share are mostly delays, so they pull no harder than that share. In the first turns
 # larger errors pull too: the fit then starts between fast and slow steps, and reaches whichever are more.
@@ -197,6 +201,9 @@ class StepCost:
         self.num_fits = 0
         self.between_s = 0.0  # recent mean time between two steps that follow each other
         self.late_times = 1.0  # nine of ten steps with prompts take at most this many times their fitted time
+        self.latest_times = (
+            1.0  # the latest step with prompts took this many times its fitted time, or one before it did
+        )
         self.fixed_s = self.token_s = self.kv_token_s = self.pair_s = self.scored_token_s = self.experts_s = 0.0
 
     @property
@@ -204,17 +211,27 @@ class StepCost:
         """Whether a fit has been made."""
         return self._seen >= STEPS_PER_FIT
 
-    def observe(self, load: StepLoad, time_s: float) -> None:
-        """Learns from a step that took this long on the device; 0: the executor does not measure times."""
+    def observe(self, load: StepLoad, time_s: float, *, is_rehearsed: bool = False) -> None:
+        """Learns from a step that took this long on the device; 0: the executor does not measure times.
+
+        is_rehearsed: no other step like it may come soon, so it is learned from even if it only decodes
+        """
         self.experience.observe(load.size, time_s)
         self._observed += 1
         if time_s <= 0:
             return
         if load.chunk_pairs:
             kept = self._chunks
+            if self.num_fits:
+                times = (time_s + SHORT_S) / (self.time_s(load) + SHORT_S)
+                self.latest_times = max(times, (times + self.latest_times) / 2)
         else:
             # A step is chosen before its time is known. Otherwise delayed steps would be chosen more often than others.
-            is_due = self._steps_since_sample >= DECODE_SAMPLE_EVERY or self._since_sample_s >= DECODE_SAMPLE_EVERY_S
+            is_due = (
+                is_rehearsed
+                or self._steps_since_sample >= DECODE_SAMPLE_EVERY
+                or self._since_sample_s >= DECODE_SAMPLE_EVERY_S
+            )
             if is_due:
                 self._steps_since_sample, self._since_sample_s = 0, 0.0
             self._steps_since_sample += 1
@@ -239,7 +256,8 @@ class StepCost:
     def within_s(self, interval_s: float) -> float:
         """The most seconds that a step with prompts is planned to take if steps follow each other at an interval. Nine
         of ten steps are expected to meet the interval."""
-        return max(interval_s - self.between_s, LEAST_STEP_SHARE * interval_s) / self.late_times
+        usable_s = max(interval_s - self.between_s, LEAST_STEP_SHARE * interval_s)
+        return usable_s / max(self.late_times, self.latest_times)
 
     def time_s(self, load: StepLoad) -> float:
         """The seconds that a step should take."""
@@ -304,8 +322,9 @@ class StepCost:
         counts = np.maximum(1 / (1 + ages / STEPS_TO_HALF), LEAST_COUNT)
         # Errors are relative, so that one of a short step counts as much as one of a long step. They are relative to
         # the fit before: those relative to the measured times are smallest for a fit that is too low. Large errors
-        # count less, so that a step which was delayed by something else hardly counts.
-        around_s, weights = times, np.sqrt(counts)
+        # count less, so that a step which was delayed by something else hardly counts. The shortest steps differ by
+        # JITTER_S whatever they compute.
+        around_s, weights = times + JITTER_S, np.sqrt(counts)
         parts = [STEP, TOKEN, KV_TOKEN, TOKEN_WITH_PAIRS, SCORED_TOKEN] + [EXPERTS] * (self.routing is not None)
         for turn, large_error in enumerate(LARGE_ERRORS, 1):
             rows = features @ PARTS / around_s[:, None]
@@ -322,7 +341,7 @@ class StepCost:
             fitted_s = features @ costs
             errors = np.abs(times - fitted_s) / around_s
             weights = np.sqrt(counts * large_error / np.maximum(errors, large_error))
-            around_s = np.clip(fitted_s, times / MOST_TIMES_AROUND, times * MOST_TIMES_AROUND)
+            around_s = np.clip(fitted_s, times / MOST_TIMES_AROUND, times * MOST_TIMES_AROUND) + JITTER_S
         self.fixed_s, self.token_s, self.kv_token_s, self.pair_s, self.scored_token_s, self.experts_s = costs
         sizes = np.array([load.size for load in loads], float)
         self.experience.fitted(sizes, times, fitted_s)
