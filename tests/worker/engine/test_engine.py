@@ -2,6 +2,8 @@
 
 import math
 import random
+import select
+from threading import Semaphore
 
 import pytest
 
@@ -10,6 +12,9 @@ from trunkline.engine.v1.engine_pb2 import EngineRequest
 from trunkline.v1.generation_pb2 import FinishReason
 from trunkline_kernels.routing_rule import RoutingRule
 from trunkline_worker.engine.engine import Engine
+from trunkline_worker.engine.engine_process import run
+from trunkline_worker.runner.step_thread import InlineExecutor, StepRunner, ThreadedExecutor
+from trunkline_worker.step.plan import StepResult
 
 PROMPT = list(range(60, 80))
 
@@ -209,3 +214,78 @@ def test_time_between_steps_is_what_the_engine_does_and_not_what_it_rests() -> N
             now_s += 0.02  # messages, which the engine sends and takes in
         now_s += 10.0
     assert engine.scheduler.cost.between_s == pytest.approx(0.02, rel=0.05)
+
+
+class Held(ThreadedExecutor):
+    """Each step ends when it is released."""
+
+    def __init__(self, runner: StepRunner) -> None:
+        self.released = Semaphore(0)
+        super().__init__(runner, 0)
+
+    def _next(self) -> StepResult | None:
+        result = super()._next()
+        if result is not None:
+            assert self.released.acquire(timeout=60)
+        return result
+
+
+def test_requests_are_taken_in_while_a_thread_computes_a_step() -> None:
+    engine = make_engine(kv_blocks=64)
+    submits = [make_submit(n, PROMPT[n:], max_tokens=5) for n in (1, 2)]
+    expected = drive(make_engine(kv_blocks=64), submits).tokens
+    assert isinstance(engine.executor, InlineExecutor)
+    executor = Held(engine.executor._runner)
+    engine.use(executor)
+    engine.accept(EngineRequest(submits=submits[:1]))
+    assert engine.step() is not None, "the first one was admitted"
+    assert engine.is_computing
+    assert engine.is_waiting
+    assert engine.wakes_s() is None, "only the end of the step changes anything"
+    engine.accept(EngineRequest(submits=submits[1:]))
+    assert engine.step() is None
+    tokens: dict[int, list[int]] = {1: [], 2: []}
+    while engine.has_work:
+        if engine.is_computing and engine.is_waiting:
+            executor.released.release()
+            assert select.select([executor], [], [], 60)[0]
+        step = engine.step()
+        for output in step.outputs if step is not None else ():
+            tokens[output.handle].extend(output.token_ids)
+        for handle, token_id in zip(step.token_handles, step.token_ids, strict=True) if step is not None else ():
+            tokens[handle].append(token_id)
+    executor.close()
+    assert tokens == expected
+
+
+class News:
+    """A front that sends an empty request whenever it is asked for news, and is gone after ten; and the engine's
+    watchdog."""
+
+    def __init__(self) -> None:
+        self.left, self.progress = 10, 0
+
+    def receive(self, *_: object) -> list[EngineRequest] | None:
+        self.left -= 1
+        return [EngineRequest()] if self.left >= 0 else None
+
+    def send(self, _: object) -> None:
+        pass
+
+    def goes_on(self, now_s: float) -> None:
+        self.progress += 1
+
+    def rests(self) -> None:
+        raise AssertionError("a step is in flight")
+
+
+def test_news_does_not_hide_a_step_that_hangs() -> None:
+    engine, front = make_engine(kv_blocks=64), News()
+    assert isinstance(engine.executor, InlineExecutor)
+    executor = Held(engine.executor._runner)
+    engine.use(executor)
+    engine.accept(EngineRequest(submits=[make_submit(1, PROMPT, max_tokens=5)]))
+    run(engine, front, front)  # type: ignore[arg-type]
+    assert front.progress == 1
+    executor.released.release()
+    executor.close()

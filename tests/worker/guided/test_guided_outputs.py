@@ -292,7 +292,7 @@ def test_sampling_begins_once_all_masks_are_there_and_waits_for_them_until_the_n
     engine = guided_engine()
     assert engine.guided is not None
     engine.guided._link = Slow(DEMO_MODEL, VOCAB, [EOS])
-    engine.executor = InlineExecutor(engine.executor._runner, 1)  # type: ignore[attr-defined]
+    engine.use(InlineExecutor(engine.executor._runner, 1))  # type: ignore[attr-defined]
     now_s = count(0.0, 0.001)  # each look at the clock takes a millisecond
     monkeypatch.setattr(engine, "_clock_s", lambda: next(now_s))
     monkeypatch.setattr(engine.scheduler, "expected_s", lambda plan: 1.0)

@@ -1,9 +1,10 @@
 """The engine loop: schedule → launch → collect → commit.
 
-If the executor allows it (`run_ahead`), a step is scheduled while the one before it runs, so that the device never
-waits for the host. It is scheduled late, shortly before the step in flight is expected to be done, so that requests
-which arrive until then take part instead of waiting for one more step. Time comes from a clock that is passed in, so
-the same loop runs in virtual time.
+Steps are computed on a device or on another thread, so that requests are taken in and their grammars are compiled
+meanwhile. If the executor allows it (`run_ahead`), a step is scheduled while the one before it runs, so that the device
+never waits for the host. It is scheduled late, shortly before the step in flight is expected to be done, so that
+requests which arrive until then take part instead of waiting for one more step. Time comes from a clock that is passed
+in, so the same loop runs in virtual time.
 
 Where grammars constrain sequences, their masks are made by another process while the forward pass runs. Rows whose mask
 has not arrived when the next step has to be scheduled sit out.
@@ -37,6 +38,7 @@ from trunkline_worker.engine.messages import (
 from trunkline_worker.engine.step_floor import FloorOfStep, StepFloor
 from trunkline_worker.grammar.grammar_link import Broken, Compiled, Refused
 from trunkline_worker.link.shared_grammars import complete_grammars
+from trunkline_worker.runner.step_thread import WaitingExecutor
 from trunkline_worker.scheduler.deadlines import too_late
 from trunkline_worker.scheduler.scheduler import Scheduler
 from trunkline_worker.scheduler.sequence_table import StepOutput, StepOutputs
@@ -77,7 +79,6 @@ class Engine:
     ) -> None:
         self.scheduler = scheduler
         self.guided: GuidedSequences | None = None  # None: no request has a grammar
-        self.executor = executor
         self.limits = limits
         # Called with the handles of a step before its launch: see FlightRecorder.
         self.before_launch: Callable[[list[int]], None] | None = None
@@ -85,7 +86,7 @@ class Engine:
         self._floor = floor
         self._last_floor: FloorOfStep | None = None  # of the step that was committed last
         self._clock_s = clock_s
-        scheduler.cost.defers_fits = executor.run_ahead > 0
+        self.use(executor)
         bounds = scheduler.limits
         self._bounds = QueueBounds(bounds.max_waiting_requests, bounds.max_waiting_tokens)
         self._arrivals = 0
@@ -94,13 +95,22 @@ class Engine:
         self._waits_for_host: StepPlan | None = None  # the latest plan, while its second part has not begun
         self._host_s: deque[float] = deque()  # time it took to schedule each of these
         self._outputs: list[EngineOutput] = []  # refusals that are not reported yet
-        self._plan_at_s = 0.0  # when the next step is scheduled, while one is in flight
+        # While a step is in flight: when the next one is scheduled; if that has to wait for the result, when the step is
+        # expected to be done, and missing masks are not waited for any longer.
+        self._plan_at_s = 0.0
         self._planning_s = 0.0  # recent mean time that scheduling takes
         self._collected_s: float | None = None  # when the last step was collected, if the next one follows at once
         self._cost_told: StepCostModel | None = None
         self._fits_told = 0
         self._load_changed = False  # by an abort, which may be the only event for a while
         self._ticks_s: float | None = None  # when the grammar process must be looked after; None: it has nothing to do
+
+    def use(self, executor: Executor) -> None:
+        """Computes steps with this executor from now on. None may be in flight."""
+        self.executor = executor
+        self._is_concurrent = executor.run_ahead > 0 or isinstance(executor, WaitingExecutor)
+        self._awaits_steps = self._is_concurrent and not executor.run_ahead  # before the next one is planned
+        self.scheduler.cost.defers_fits = self._is_concurrent
 
     @property
     def has_work(self) -> bool:
@@ -147,7 +157,10 @@ class Engine:
 
     def wakes_s(self) -> float | None:
         """When time alone gives step() something to do; None: never. The step in flight may be done before."""
-        wakes_s = self._plan_at_s if self._in_flight else self.scheduler.wakes_s()
+        if not self._in_flight:
+            wakes_s = self.scheduler.wakes_s()
+        else:
+            wakes_s = None if self._awaits_steps and self._waits_for_host is None else self._plan_at_s
         times_s = [time_s for time_s in (wakes_s, self._ticks_s) if time_s is not None]
         return min(times_s, default=None)
 
@@ -165,7 +178,7 @@ class Engine:
     def is_waiting(self) -> bool:
         """Whether step(), after it returned None, has nothing to do before wakes_s(), the next accept(), or the end of
         the step in flight."""
-        return not self._in_flight or (self._clock_s() < self._plan_at_s and not self.executor.is_done())
+        return not self._in_flight or self._awaits_step(self._clock_s())
 
     def load(self) -> LoadSample:
         """How busy the engine is now."""
@@ -213,19 +226,29 @@ class Engine:
         """Launches one step and commits one, each if it is time for that. Returns what was committed; None: nothing."""
         self._exchange(now_s)
         self._begin_sampling(now_s)
-        if self._in_flight and now_s < self._plan_at_s and not self.executor.is_done():
-            if self.scheduler.cost.is_fit_due:  # in commit() it would hold back the step's tokens for some milliseconds
-                self.scheduler.cost.fit()
-            return None  # requests that arrive before _plan_at_s can still take part in the next step
-        plan = self._schedule(now_s) if self._waits_for_host is None else None
+        if self._in_flight and self._awaits_step(now_s):
+            self._fit_if_due()
+            return None  # requests that arrive until then can still take part in the next step
+        may_plan = self._waits_for_host is None and len(self._in_flight) <= self.executor.run_ahead
+        plan = self._schedule(now_s) if may_plan else None
         if plan is not None:
             self._launch(plan, now_s)
         if not self._in_flight:
             self._collected_s = None  # the device is idle until the next step
             return None
-        if plan is not None and len(self._in_flight) <= self.executor.run_ahead:
-            return None  # the executor may be given another step before the oldest one is collected
+        if plan is not None and len(self._in_flight) <= max(self.executor.run_ahead, self._is_concurrent):
+            self._fit_if_due()
+            return None  # it is computed meanwhile, or another step may be given to the executor before it is collected
         return self._commit_oldest()
+
+    def _awaits_step(self, now_s: float) -> bool:
+        """Whether there is nothing to do before the step in flight is done, or expected to be done soon."""
+        return (self._awaits_steps or now_s < self._plan_at_s) and not self.executor.is_done()
+
+    def _fit_if_due(self) -> None:
+        """Called while a step is in flight: in commit() a fit would hold back tokens for some milliseconds."""
+        if self.scheduler.cost.is_fit_due:
+            self.scheduler.cost.fit()
 
     def _schedule(self, now_s: float) -> StepPlan | None:
         """The next plan; None if there is nothing to compute now. Requests that have become hopeless are refused."""
@@ -241,13 +264,13 @@ class Engine:
         if self._collected_s is not None and not self.executor.run_ahead:
             self.scheduler.cost.waited(self._clock_s() - self._collected_s)
         planned_s = self._clock_s()
-        if self.guided and not self.executor.run_ahead:
+        if self.guided and not self._is_concurrent:
             self.guided.begin(plan.starts)  # before launch(), which may compute the forward pass
         self.executor.launch(plan)
-        if self.guided and self.executor.run_ahead:
+        if self.guided and self._is_concurrent:
             self.guided.begin(plan.starts)  # after it, because the device may be idle soon
         self._in_flight.append(plan)
-        if self.executor.run_ahead or not plan.needs_host:
+        if self._is_concurrent or not plan.needs_host:
             planned_s = self._clock_s()  # otherwise launch() may have computed the forward pass
         self._host_s.append(planned_s - started_s)
         self._planning_s += 0.1 * (self._host_s[-1] - self._planning_s)
@@ -320,10 +343,10 @@ class Engine:
         return outputs
 
     def _time_next_plan(self, begun_s: float) -> None:
-        """Sets when the next step is scheduled. begun_s: when the only step in flight began"""
-        if not self.executor.run_ahead:
+        """Sets _plan_at_s. begun_s: when the only step in flight began"""
+        if not self._is_concurrent:
             return
-        lead_s = PLANNING_LEAD_S + PLANNING_LEAD_STEPS * self._planning_s
+        lead_s = PLANNING_LEAD_S + PLANNING_LEAD_STEPS * self._planning_s if self.executor.run_ahead else 0.0
         self._plan_at_s = begun_s + max(0.0, self.scheduler.expected_s(self._in_flight[0]) - lead_s)
 
     def _report(self, step_outputs: StepOutputs | None) -> EngineStep | None:

@@ -27,7 +27,7 @@ from trunkline_worker.link.channel import FlightRecorder, FrameReader, frame
 from trunkline_worker.link.lifeline import die_with
 from trunkline_worker.model.checkpoint.refusals import ModelError
 from trunkline_worker.model.kv_budget import OutOfMemory
-from trunkline_worker.runner.step_thread import WaitingExecutor
+from trunkline_worker.runner.step_thread import InlineExecutor, WaitingExecutor
 from trunkline_worker.settings import EngineSettings
 
 REARM_S = 1.0  # arming starts a thread: no more often than this
@@ -55,6 +55,11 @@ class Watchdog:
         if self._armed_s is not None:
             self._armed_s = None
             faulthandler.cancel_dump_traceback_later()
+
+
+# How long a step waits for the interpreter, many times over, while the loop takes in requests: a fiftieth of Python's own
+# time.
+SWITCH_S = 1e-4
 
 
 class HasFileno(Protocol):
@@ -103,7 +108,7 @@ def run(engine: Engine, link: FrontLink, watchdog: Watchdog) -> None:
             engine.accept(request)
         if any(request.want_stats for request in requests):
             link.send(EngineResponse(stats=engine.stats()))
-        if engine.has_work:
+        if engine.has_work and not (engine.is_computing and engine.is_waiting):  # news of others is no progress
             watchdog.goes_on(time.perf_counter())
         step = engine.step()
         if step is not None:
@@ -112,7 +117,7 @@ def run(engine: Engine, link: FrontLink, watchdog: Watchdog) -> None:
         timeout_s = 0.0 if step is not None and not engine.is_computing else idle_s(engine)
         if timeout_s != 0.0 and not engine.is_computing:
             watchdog.rests()  # all that is left waits, for a resource or until a batch is formed
-        if timeout_s is None and time.perf_counter() - checked_s > INTEGRITY_CHECK_S:
+        if timeout_s is None and not engine.is_computing and time.perf_counter() - checked_s > INTEGRITY_CHECK_S:
             checked_s = time.perf_counter()
             engine.scheduler.check_integrity()
 
@@ -163,6 +168,9 @@ def start(settings: EngineSettings, link: FrontLink, recorder: FlightRecorder) -
         message = out_of_memory(error, reached) if isinstance(error, torch.OutOfMemoryError) else str(error)
         link.send(EngineResponse(failed=EngineFailed(message=message)))
         sys.exit(2)
+    if isinstance(engine.executor, InlineExecutor):
+        sys.setswitchinterval(SWITCH_S)
+        engine.use(engine.executor.on_thread())
     recorder.steps = engine.executor.run_ahead + 1
     engine.before_launch = recorder.launch
     ready = EngineReady(model=description, notes=notes, gpu_uuid=gpu.uuid, load=engine.load())

@@ -41,7 +41,7 @@ class StepRunner(Protocol):
 
 class InlineExecutor:
     """Computes a step in collect(), so that nothing overlaps but the first part of a lone step with what makes its
-    masks: launch() computes it. For tests, and for models on the CPU."""
+    masks: launch() computes it. For an engine whose caller has nothing else to do meanwhile."""
 
     def __init__(self, runner: StepRunner, run_ahead: int = 0) -> None:
         self._runner = runner
@@ -67,6 +67,10 @@ class InlineExecutor:
         if forward_s is None:
             return timed_step(self._runner, plan, lambda: self._masks)
         return timed_sample(self._runner, plan, self._masks, forward_s)
+
+    def on_thread(self) -> "ThreadedExecutor":
+        """An executor that computes the runner's steps on a thread. None may be in flight."""
+        return ThreadedExecutor(self._runner, self.run_ahead)
 
 
 class WaitingExecutor:
@@ -121,7 +125,7 @@ class WaitingExecutor:
 
 
 class ThreadedExecutor(WaitingExecutor):
-    """Computes steps on the thread, so that the engine loop can plan meanwhile. For models on the CPU."""
+    """Computes steps on the thread, so that the engine loop goes on meanwhile. For models on the CPU."""
 
     def __init__(self, runner: StepRunner, run_ahead: int = 1) -> None:
         self._runner = runner

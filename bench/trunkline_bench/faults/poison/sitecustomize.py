@@ -15,12 +15,12 @@ HANGS = bool(os.environ.get("TRUNKLINE_DEADLY_HANG"))  # the engine hangs instea
 POISON = [1999, 1998, 1997, 1996]  # no other prompt begins with these tokens
 
 if "trunkline_worker.engine.engine_process" in sys.orig_argv:
-    from trunkline_worker.runner.step_thread import InlineExecutor
+    from trunkline_worker.runner.step_thread import ThreadedExecutor
 
     sick: dict[int, int] = {}  # steps survived, by sequence
-    launch = InlineExecutor.launch
+    launch = ThreadedExecutor.launch
 
-    def launch_or_die(self: InlineExecutor, plan: Any) -> None:
+    def launch_or_die(self: ThreadedExecutor, plan: Any) -> None:
         for ended in plan.ended:
             sick.pop(ended, None)
         sick.update((start.sequence_id, 0) for start in plan.starts if start.token_ids[: len(POISON)] == POISON)
@@ -33,4 +33,4 @@ if "trunkline_worker.engine.engine_process" in sys.orig_argv:
                     os.kill(os.getpid(), signal.SIGSEGV)
         launch(self, plan)
 
-    InlineExecutor.launch = launch_or_die  # type: ignore[method-assign]
+    ThreadedExecutor.launch = launch_or_die  # type: ignore[method-assign]
