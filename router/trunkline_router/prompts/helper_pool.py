@@ -6,6 +6,7 @@ template or a pattern of a tokenizer may never end. A process keeps this out of 
 
 import asyncio
 import contextlib
+import os
 import pickle
 import signal
 import socket
@@ -15,6 +16,7 @@ from array import array
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
+from pathlib import Path
 from typing import Any, Self
 
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused, invalid, no_worker
@@ -89,15 +91,19 @@ class Helper:
             # sometimes hangs before exec. Popen uses vfork and takes a millisecond.
             try:
                 process = subprocess.Popen(  # noqa: ASYNC220
-                    [sys.executable, "-m", PROGRAM, str(niceness)],
+                    [sys.executable, "-m", PROGRAM],
                     stdin=theirs.fileno(),
                     stdout=theirs.fileno(),
                     stderr=subprocess.DEVNULL,  # it may quote clients' text, which must not be logged
-                    process_group=0,  # Ctrl-C in a terminal reaches the router alone
+                    # Ctrl-C in a terminal reaches the router alone. A session has a priority of its own.
+                    process_group=None if niceness else 0,
+                    start_new_session=niceness > 0,
                 )
             except OSError:
                 stdin.close()
                 raise
+        if niceness:
+            _lower_priority(process.pid, niceness)
         started = cls(process, stdout, stdin)
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
@@ -268,6 +274,14 @@ class HelperPool:
         """Ends the processes."""
         while self._idle:
             await self._idle.pop().end()
+
+
+def _lower_priority(leader: int, niceness: int) -> None:
+    """Lowers the priority of a session's process, also relative to other sessions, such as those of workers: Linux may
+    share the processor between sessions, each with a niceness of its own (sched(7), "The autogroup feature")."""
+    with contextlib.suppress(OSError):  # it has ended, or the system has no such sessions, or set one just now
+        os.setpriority(os.PRIO_PROCESS, leader, niceness)
+        Path(f"/proc/{leader}/autogroup").write_text(str(niceness))
 
 
 def _overloaded(problem: str) -> RequestRefused:

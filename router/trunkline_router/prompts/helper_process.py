@@ -55,7 +55,6 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the router handles Ctrl-C and closes standard input
     with contextlib.suppress(ValueError, OSError):  # the system has no such limit, or a lower one
         resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-    os.nice(int(sys.argv[1]))
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # read at each call; one text at a time needs no threads
     jobs, reader, writer = Jobs(), sys.stdin.buffer, sys.stdout.buffer
     _write(writer, READY, b"")

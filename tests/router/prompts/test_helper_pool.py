@@ -1,6 +1,7 @@
 """Places for jobs: accounts take turns, and no place or job is ever lost."""
 
 import asyncio
+import os
 import sys
 from collections.abc import Awaitable, Callable
 from random import Random
@@ -199,3 +200,13 @@ async def test_callers_that_leave_at_any_moment_leave_no_place_taken(seed: int) 
     assert not pool._accounts
     assert (pool._num_busy, pool._num_bytes) == (0, 0)
     assert await asyncio.gather(*(pool.call(account, quick) for account in range(6))) == [b"done"] * 6
+
+
+async def test_long_jobs_give_way_to_other_processes_and_sessions_of_the_machine() -> None:
+    helper = await Helper.start(10)
+    try:
+        pid = helper._process.pid
+        assert os.getpriority(os.PRIO_PROCESS, pid) == 10
+        assert os.getsid(pid) == pid, "only the leader of a session sets the session's priority"
+    finally:
+        await helper.end()
