@@ -95,8 +95,8 @@ class Engine:
         self._waits_for_host: StepPlan | None = None  # the latest plan, while its second part has not begun
         self._host_s: deque[float] = deque()  # time it took to schedule each of these
         self._outputs: list[EngineOutput] = []  # refusals that are not reported yet
-        # While a step is in flight: when the next one is scheduled; if that has to wait for the result, when the step is
-        # expected to be done, and missing masks are not waited for any longer.
+        # While a step is in flight: when the next one is scheduled; if that waits for its end, when it is expected to
+        # end, and missing masks are not waited for any longer.
         self._plan_at_s = 0.0
         self._planning_s = 0.0  # recent mean time that scheduling takes
         self._collected_s: float | None = None  # when the last step was collected, if the next one follows at once
@@ -109,7 +109,7 @@ class Engine:
         """Computes steps with this executor from now on. None may be in flight."""
         self.executor = executor
         self._is_concurrent = executor.run_ahead > 0 or isinstance(executor, WaitingExecutor)
-        self._awaits_steps = self._is_concurrent and not executor.run_ahead  # before the next one is planned
+        self._plans_when_done = self._is_concurrent and not executor.run_ahead
         self.scheduler.cost.defers_fits = self._is_concurrent
 
     @property
@@ -160,7 +160,7 @@ class Engine:
         if not self._in_flight:
             wakes_s = self.scheduler.wakes_s()
         else:
-            wakes_s = None if self._awaits_steps and self._waits_for_host is None else self._plan_at_s
+            wakes_s = None if self._plans_when_done and self._waits_for_host is None else self._plan_at_s
         times_s = [time_s for time_s in (wakes_s, self._ticks_s) if time_s is not None]
         return min(times_s, default=None)
 
@@ -243,7 +243,7 @@ class Engine:
 
     def _awaits_step(self, now_s: float) -> bool:
         """Whether there is nothing to do before the step in flight is done, or expected to be done soon."""
-        return (self._awaits_steps or now_s < self._plan_at_s) and not self.executor.is_done()
+        return (self._plans_when_done or now_s < self._plan_at_s) and not self.executor.is_done()
 
     def _fit_if_due(self) -> None:
         """Called while a step is in flight: in commit() a fit would hold back tokens for some milliseconds."""

@@ -33,6 +33,9 @@ from trunkline_worker.settings import EngineSettings
 REARM_S = 1.0  # arming starts a thread: no more often than this
 INTEGRITY_CHECK_S = 60.0  # an idle engine checks its integrity, no more often than this
 RECEIVE_BYTES = 1 << 20  # most bytes taken from the socket at once
+# How long a step waits for the interpreter, many times over, while the loop takes in requests: a fiftieth of Python's
+# own time.
+SWITCH_S = 1e-4
 
 
 class Watchdog:
@@ -55,11 +58,6 @@ class Watchdog:
         if self._armed_s is not None:
             self._armed_s = None
             faulthandler.cancel_dump_traceback_later()
-
-
-# How long a step waits for the interpreter, many times over, while the loop takes in requests: a fiftieth of Python's own
-# time.
-SWITCH_S = 1e-4
 
 
 class HasFileno(Protocol):
