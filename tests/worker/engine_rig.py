@@ -1,5 +1,6 @@
 """The real engine — scheduler, blocks, model, sampler — driven in process through its protobuf messages."""
 
+import select
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from trunkline.v1.worker_pb2 import Resume, Submit
 from trunkline_worker.engine.assembly import build_engine
 from trunkline_worker.engine.engine import Engine
 from trunkline_worker.model.loading import load_model
+from trunkline_worker.runner.step_thread import ThreadedExecutor
 from trunkline_worker.settings import EngineSettings
 
+POLL_S = 0.001
 DEMO_MODEL = Path(__file__).parents[2] / "deploy" / "demo" / "tiny-tales"
 
 
@@ -83,6 +86,9 @@ def drive(
         step = engine.step()
         if step is None:
             waits = engine.has_work and engine.is_waiting
+            if waits and engine.is_computing and isinstance(engine.executor, ThreadedExecutor):
+                select.select([engine.executor], [], [], POLL_S)  # a grammar process may have news meanwhile
+                continue
             assert not waits or engine.wakes_s() is not None, "there is work, but no step"
             continue
         collected.add_step(step)

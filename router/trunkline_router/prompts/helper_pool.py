@@ -28,6 +28,7 @@ from trunkline_runtime.log import get_logger
 
 PROGRAM = "trunkline_router.prompts.helper_process"
 START_TIMEOUT_S = 30.0
+AUTOGROUP_TRIES, AUTOGROUP_PAUSE_S = 10, 0.1
 # Short jobs take about a millisecond.
 SHORT_PROCESSES, SHORT_NICENESS = 4, 0
 # A long text takes seconds and up to 1.2 GiB, a long conversation a fifth of a second. The router's event loop goes
@@ -95,18 +96,18 @@ class Helper:
                     stdin=theirs.fileno(),
                     stdout=theirs.fileno(),
                     stderr=subprocess.DEVNULL,  # it may quote clients' text, which must not be logged
-                    # Ctrl-C in a terminal reaches the router alone. A session has a priority of its own.
+                    # Ctrl-C in a terminal reaches the router alone. _lower_priority() takes a session.
                     process_group=None if niceness else 0,
                     start_new_session=niceness > 0,
                 )
             except OSError:
                 stdin.close()
                 raise
-        if niceness:
-            _lower_priority(process.pid, niceness)
         started = cls(process, stdout, stdin)
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
+                if niceness:
+                    await _lower_priority(process.pid, niceness)
                 kind, _ = await started._read()
             assert kind == READY
         except BaseException as error:
@@ -276,12 +277,20 @@ class HelperPool:
             await self._idle.pop().end()
 
 
-def _lower_priority(leader: int, niceness: int) -> None:
+async def _lower_priority(leader: int, niceness: int) -> None:
     """Lowers the priority of a session's process, also relative to other sessions, such as those of workers: Linux may
     share the processor between sessions, each with a niceness of its own (sched(7), "The autogroup feature")."""
-    with contextlib.suppress(OSError):  # it has ended, or the system has no such sessions, or set one just now
-        os.setpriority(os.PRIO_PROCESS, leader, niceness)
-        Path(f"/proc/{leader}/autogroup").write_text(str(niceness))
+    with contextlib.suppress(OSError):  # it has ended, or has the lowest priority
+        os.setpriority(os.PRIO_PROCESS, leader, os.getpriority(os.PRIO_PROCESS, leader) + niceness)
+    for _ in range(AUTOGROUP_TRIES):
+        try:
+            Path(f"/proc/{leader}/autogroup").write_text(str(niceness))  # noqa: ASYNC240 (no disk is read)
+        except BlockingIOError:  # the system sets the priority of one session at a time
+            await asyncio.sleep(AUTOGROUP_PAUSE_S)
+        except OSError:
+            return  # it has ended, or the system has no such sessions
+        else:
+            return
 
 
 def _overloaded(problem: str) -> RequestRefused:

@@ -113,6 +113,16 @@ def test_neither_the_batch_nor_runs_nor_late_masks_change_an_output(run_ahead: i
     assert len(engine.guided) == 0
 
 
+@pytest.mark.parametrize("late", [0.0, 0.6])
+def test_nor_does_a_thread_that_computes_the_steps(late: float) -> None:
+    engine = guided_engine(late=late, max_running_requests=16)
+    assert isinstance(engine.executor, InlineExecutor)
+    executor = engine.executor.on_thread()
+    engine.use(executor)
+    compare(drive(engine, [submit_of(handle) for handle in HANDLES]))
+    executor.close()
+
+
 @pytest.mark.parametrize(
     "options",
     [

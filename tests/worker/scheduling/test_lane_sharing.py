@@ -1,5 +1,6 @@
 """The tenants of one lane share places, KV blocks and the time of a step: docs/fairness.md."""
 
+from dataclasses import replace
 from math import inf
 from random import Random
 
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.worker.rig import Rig
+from trunkline_worker.scheduler.admission import Admission
 from trunkline_worker.scheduler.limits import AdmissionRule
 from trunkline_worker.scheduler.sequence_table import StepOutput
 from trunkline_worker.scheduler.shares import may_take
@@ -461,3 +463,20 @@ def test_short_requests_do_not_wait_for_a_pool_that_others_are_forecast_to_fill(
             assert num_steps <= output + 10
         for _ in range(draw.randrange(6)):
             rig.step()
+
+
+@pytest.mark.parametrize(("chunk", "fits"), [(64, True), (2, False)])
+def test_the_others_growth_counts_while_a_short_requests_prompt_is_computed(chunk: int, fits: bool) -> None:
+    rig = Rig(num_blocks=80, block_size=4, max_step_tokens=256, max_running=64)
+    for _ in range(100):
+        rig.scheduler.admission.output_lengths[STANDARD].observe(4)
+    for number in range(12):  # they turn out longer
+        rig.submit([number] * 9, 60, tenant="hog")
+    for _ in range(6):
+        rig.step()
+    limits = replace(rig.scheduler.limits, max_step_tokens=chunk)
+    admission = Admission(limits, rig.blocks, rig.scheduler.cost)
+    newcomer = rig.sequences[rig.submit([50 + number for number in range(80)], 2, tenant="small")]
+    rig.blocks.match(newcomer)
+    assert admission.has_room_now(newcomer, rig.scheduler.running)
+    assert admission.has_blocks(newcomer, rig.scheduler.running) is fits

@@ -38,7 +38,7 @@ from trunkline_worker.engine.messages import (
 from trunkline_worker.engine.step_floor import FloorOfStep, StepFloor
 from trunkline_worker.grammar.grammar_link import Broken, Compiled, Refused
 from trunkline_worker.link.shared_grammars import complete_grammars
-from trunkline_worker.runner.step_thread import WaitingExecutor
+from trunkline_worker.runner.step_thread import ThreadedExecutor
 from trunkline_worker.scheduler.deadlines import too_late
 from trunkline_worker.scheduler.scheduler import Scheduler
 from trunkline_worker.scheduler.sequence_table import StepOutput, StepOutputs
@@ -95,11 +95,10 @@ class Engine:
         self._waits_for_host: StepPlan | None = None  # the latest plan, while its second part has not begun
         self._host_s: deque[float] = deque()  # time it took to schedule each of these
         self._outputs: list[EngineOutput] = []  # refusals that are not reported yet
-        # While a step is in flight: when the next one is scheduled; if that waits for its end, when it is expected to
-        # end, and missing masks are not waited for any longer.
-        self._plan_at_s = 0.0
+        self._plan_at_s = 0.0  # when the next step is scheduled, while one is in flight
         self._planning_s = 0.0  # recent mean time that scheduling takes
-        self._collected_s: float | None = None  # when the last step was collected, if the next one follows at once
+        self._launched_s = 0.0  # when the last step was launched
+        self._collected_s: float | None = None  # when the last step was done, if the next one follows at once
         self._cost_told: StepCostModel | None = None
         self._fits_told = 0
         self._load_changed = False  # by an abort, which may be the only event for a while
@@ -108,9 +107,10 @@ class Engine:
     def use(self, executor: Executor) -> None:
         """Computes steps with this executor from now on. None may be in flight."""
         self.executor = executor
-        self._is_concurrent = executor.run_ahead > 0 or isinstance(executor, WaitingExecutor)
-        self._plans_when_done = self._is_concurrent and not executor.run_ahead
-        self.scheduler.cost.defers_fits = self._is_concurrent
+        # If a thread computes steps, and the next one is planned when it is done.
+        self._thread = executor if isinstance(executor, ThreadedExecutor) and not executor.run_ahead else None
+        self._most_in_flight = max(executor.run_ahead, self._thread is not None)
+        self.scheduler.cost.defers_fits = self._most_in_flight > 0
 
     @property
     def has_work(self) -> bool:
@@ -151,16 +151,14 @@ class Engine:
             self._outputs.append(output)
 
     def step(self) -> EngineStep | None:
-        """Schedules and launches one step, and collects and commits the oldest one if enough are in flight. Returns
+        """Schedules and launches one step, or collects and commits the oldest one, or both: see _advance(). Returns
         None if there is nothing to report; if then no step is in flight either, nothing changes before wakes_s()."""
         return self._report(self._advance(self._clock_s()))
 
     def wakes_s(self) -> float | None:
         """When time alone gives step() something to do; None: never. The step in flight may be done before."""
-        if not self._in_flight:
-            wakes_s = self.scheduler.wakes_s()
-        else:
-            wakes_s = None if self._plans_when_done and self._waits_for_host is None else self._plan_at_s
+        when_done = None if self._thread is not None else self._plan_at_s
+        wakes_s = when_done if self._in_flight else self.scheduler.wakes_s()
         times_s = [time_s for time_s in (wakes_s, self._ticks_s) if time_s is not None]
         return min(times_s, default=None)
 
@@ -236,14 +234,15 @@ class Engine:
         if not self._in_flight:
             self._collected_s = None  # the device is idle until the next step
             return None
-        if plan is not None and len(self._in_flight) <= max(self.executor.run_ahead, self._is_concurrent):
-            self._fit_if_due()
+        if plan is not None and len(self._in_flight) <= self._most_in_flight:
+            if self._thread is not None:
+                self._fit_if_due()
             return None  # it is computed meanwhile, or another step may be given to the executor before it is collected
         return self._commit_oldest()
 
     def _awaits_step(self, now_s: float) -> bool:
         """Whether there is nothing to do before the step in flight is done, or expected to be done soon."""
-        return (self._plans_when_done or now_s < self._plan_at_s) and not self.executor.is_done()
+        return (self._thread is not None or now_s < self._plan_at_s) and not self.executor.is_done()
 
     def _fit_if_due(self) -> None:
         """Called while a step is in flight: in commit() a fit would hold back tokens for some milliseconds."""
@@ -264,13 +263,14 @@ class Engine:
         if self._collected_s is not None and not self.executor.run_ahead:
             self.scheduler.cost.waited(self._clock_s() - self._collected_s)
         planned_s = self._clock_s()
-        if self.guided and not self._is_concurrent:
+        if self.guided and not self._most_in_flight:
             self.guided.begin(plan.starts)  # before launch(), which may compute the forward pass
         self.executor.launch(plan)
-        if self.guided and self._is_concurrent:
+        if self.guided and self._most_in_flight:
             self.guided.begin(plan.starts)  # after it, because the device may be idle soon
         self._in_flight.append(plan)
-        if self._is_concurrent or not plan.needs_host:
+        self._launched_s = planned_s
+        if self._most_in_flight or not plan.needs_host:
             planned_s = self._clock_s()  # otherwise launch() may have computed the forward pass
         self._host_s.append(planned_s - started_s)
         self._planning_s += 0.1 * (self._host_s[-1] - self._planning_s)
@@ -283,11 +283,12 @@ class Engine:
 
     def _begin_sampling(self, now_s: float) -> None:
         """Gives the plan that waits for the host its masks, once every step before it is committed: when all masks are
-        there, and no later than the next step is scheduled."""
+        there, and no later than the next step is scheduled, or than a thread needs them."""
         plan = self._waits_for_host
         if plan is None or plan is not self._in_flight[0]:
             return
-        if now_s >= self._plan_at_s or self.guided is None or self.guided.has_masks(plan):
+        is_late = now_s >= self._plan_at_s if self._thread is None else self._thread.asks_for_masks
+        if is_late or self.guided is None or self.guided.has_masks(plan):
             self._waits_for_host = None
             self.executor.sample(self.scheduler.masks(plan))
 
@@ -317,6 +318,8 @@ class Engine:
         """Waits for the oldest step, and commits it."""
         result = self.executor.collect()
         started_s = self._collected_s = self._clock_s()
+        if self._thread is not None:  # it may have been done for a while
+            self._collected_s = min(started_s, self._launched_s + result.device_time_s)
         plan, host_s = self._in_flight.popleft(), self._host_s.popleft()
         outputs = self.scheduler.commit(plan, result, started_s)
         if self._in_flight:
@@ -343,10 +346,10 @@ class Engine:
         return outputs
 
     def _time_next_plan(self, begun_s: float) -> None:
-        """Sets _plan_at_s. begun_s: when the only step in flight began"""
-        if not self._is_concurrent:
+        """Sets when the next step is scheduled. begun_s: when the only step in flight began"""
+        if not self.executor.run_ahead:
             return
-        lead_s = PLANNING_LEAD_S + PLANNING_LEAD_STEPS * self._planning_s if self.executor.run_ahead else 0.0
+        lead_s = PLANNING_LEAD_S + PLANNING_LEAD_STEPS * self._planning_s
         self._plan_at_s = begun_s + max(0.0, self.scheduler.expected_s(self._in_flight[0]) - lead_s)
 
     def _report(self, step_outputs: StepOutputs | None) -> EngineStep | None:

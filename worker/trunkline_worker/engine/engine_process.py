@@ -33,8 +33,7 @@ from trunkline_worker.settings import EngineSettings
 REARM_S = 1.0  # arming starts a thread: no more often than this
 INTEGRITY_CHECK_S = 60.0  # an idle engine checks its integrity, no more often than this
 RECEIVE_BYTES = 1 << 20  # most bytes taken from the socket at once
-# How long a step waits for the interpreter, many times over, while the loop takes in requests: a fiftieth of Python's
-# own time.
+# Python's switch interval, instead of 5 ms: the step's thread asks for the interpreter's lock hundreds of times a step.
 SWITCH_S = 1e-4
 
 
@@ -166,8 +165,9 @@ def start(settings: EngineSettings, link: FrontLink, recorder: FlightRecorder) -
         message = out_of_memory(error, reached) if isinstance(error, torch.OutOfMemoryError) else str(error)
         link.send(EngineResponse(failed=EngineFailed(message=message)))
         sys.exit(2)
-    if isinstance(engine.executor, InlineExecutor):
+    if device.type == "cpu":
         sys.setswitchinterval(SWITCH_S)
+    if isinstance(engine.executor, InlineExecutor):
         engine.use(engine.executor.on_thread())
     recorder.steps = engine.executor.run_ahead + 1
     engine.before_launch = recorder.launch
@@ -176,6 +176,8 @@ def start(settings: EngineSettings, link: FrontLink, recorder: FlightRecorder) -
     gc.collect()
     gc.freeze()  # these objects stay, so the collector need not visit them again
     run(engine, link, Watchdog(settings.step_timeout_s))
+    if engine.is_computing:
+        os._exit(0)  # the interpreter cannot be taken down under the thread that computes the step
 
 
 def out_of_memory(error: torch.OutOfMemoryError, stage: str) -> str:

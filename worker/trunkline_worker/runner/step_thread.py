@@ -11,6 +11,8 @@ from typing import Protocol
 
 from trunkline_worker.step.plan import NO_MASKS, Masks, StepPlan, StepResult
 
+DONE, MASKS = b"d", b"m"  # what wakes the loop: a step is done, or needs its masks
+
 
 class StepRunner(Protocol):
     """Computes steps; implemented by torch_runner.TorchRunner and gpu.gpu_runner.GpuRunner."""
@@ -84,7 +86,7 @@ class WaitingExecutor:
         self._thread.start()
 
     def fileno(self) -> int:
-        """Returns a file descriptor for select(), readable while a result can be collected."""
+        """Returns a file descriptor for select(), readable while a result can be collected or a step asks for masks."""
         return self._woken.fileno()
 
     def is_done(self) -> bool:
@@ -92,7 +94,8 @@ class WaitingExecutor:
 
     def collect(self) -> StepResult:
         result = self._results.get()
-        self._woken.recv(1)
+        while self._woken.recv(1) != DONE:
+            pass
         if isinstance(result, BaseException):
             raise result
         return result
@@ -113,7 +116,7 @@ class WaitingExecutor:
                 self._results.put(result)
             except BaseException as error:  # the engine loop handles it
                 self._results.put(error)
-            self._wake.send(b"\0")
+            self._wake.send(DONE)
 
     def _next(self) -> StepResult | None:
         """Waits for the next result and returns it; None after _end()."""
@@ -129,14 +132,19 @@ class ThreadedExecutor(WaitingExecutor):
 
     def __init__(self, runner: StepRunner, run_ahead: int = 1) -> None:
         self._runner = runner
+        self.asks_for_masks = False  # the first part of a step is done, and its masks have not been given
         self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
         self._masks: queue.SimpleQueue[Masks] = queue.SimpleQueue()
         super().__init__(run_ahead)
 
     def launch(self, plan: StepPlan) -> None:
+        self.asks_for_masks = False  # the masks of the step before may have been given just before it asked
         self._plans.put(plan)
 
     def sample(self, masks: Masks) -> None:
+        if self.asks_for_masks:
+            self.asks_for_masks = False
+            self._woken.recv(1)
         self._masks.put(masks)
 
     def _end(self) -> None:
@@ -144,7 +152,18 @@ class ThreadedExecutor(WaitingExecutor):
 
     def _next(self) -> StepResult | None:
         plan = self._plans.get()
-        return None if plan is None else timed_step(self._runner, plan, self._masks.get)
+        return None if plan is None else timed_step(self._runner, plan, self._given_masks)
+
+    def _given_masks(self) -> Masks:
+        """Waits for the masks of a step. Where the loop has nothing else to do than to wait for it, wakes the loop."""
+        if self.run_ahead:
+            return self._masks.get()
+        try:
+            return self._masks.get_nowait()
+        except queue.Empty:
+            self._wake.send(MASKS)
+            self.asks_for_masks = True
+            return self._masks.get()
 
 
 class QueueingExecutor(WaitingExecutor):

@@ -309,14 +309,21 @@ class Admission:
         return self._peak_with(sequence, rivals, shared) + reserve <= self._blocks.num_blocks
 
     def _ends_before_growth(self, sequence: Sequence, running: list[Sequence], given_up: int) -> bool:
-        """Whether a sequence, whose prompt takes few steps, ends before the pool is forecast to be full: there is room
-        now for all that it and the others add until then."""
+        """Whether a sequence ends before the pool is forecast to be full: there is room now for all that it and the
+        others add until then, one token in each step."""
         num_tokens, blocks_for = len(sequence.token_ids), self._blocks.blocks_for
-        if num_tokens > self._limits.max_step_tokens:
-            return False
         own = blocks_for(sequence.last_to_compute) - blocks_for(num_tokens)
-        of_each = blocks_for(sequence.last_to_compute + 1 - num_tokens)  # a token with each step
-        return self.has_room_now(sequence, running, given_up - own - len(running) * of_each)
+        num_steps = self._prompt_steps(sequence, running) + sequence.last_to_compute - num_tokens
+        return self.has_room_now(sequence, running, given_up - own - len(running) * blocks_for(num_steps))
+
+    def _prompt_steps(self, sequence: Sequence, running: list[Sequence]) -> int:
+        """In about how many steps the prompt of a waiting sequence is computed, after those that have been begun."""
+        num_tokens = self._blocks.num_fresh(sequence) * self._blocks.block_size
+        num_tokens += sum([max(0, len(other.token_ids) - other.num_scheduled) for other in running])
+        most, target_s = self._limits.max_step_tokens, self._limits.itl_target_s
+        if target_s and self._cost.is_known:
+            most = min(most, self._cost.longest_chunk((1.0 - LOWER_LANES_DECODE_SHARE) * target_s, 0))
+        return -(-num_tokens // max(1, most))
 
     def _is_alone(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
         """Whether no other sequence of the lower lanes runs."""

@@ -79,9 +79,9 @@ class LaneSharing:
         self._shared_until_s = [float("-inf") for _ in LANES]
         # The highest lane in which room is being made for a waiting sequence: no other sequence may have it.
         self.makes_room_in: Lane | None = None
-        # Whether there was room for a waiting sequence before the running ones grew in this step: there may be again in
+        # A waiting sequence for which there was room before the running ones grew in this step: there may be again in
         # the next one.
-        self.found_room = False
+        self.fitted: Sequence | None = None
         # Waiting sequences for which others were preempted, by lane: they get the room, not the preempted ones.
         self._expected: list[Sequence | None] = [None for _ in LANES]
         self._num_modest = 0  # sequences of modest tenants that were looked at in their turn
@@ -91,7 +91,7 @@ class LaneSharing:
         self._now_s = now_s
         self._shares.clear()
         self.makes_room_in = None
-        self.found_room = False
+        self.fitted = None
         for lane in self.contended():
             self._shared_until_s[lane] = now_s + SHARED_S
 
@@ -169,7 +169,7 @@ class LaneSharing:
                 [], sequence, running.members, is_overdue=is_overdue, growth_blocks=growth
             )
             if missing is None and not is_behind and sequence is not expected:
-                self.found_room = True
+                self.fitted = sequence
                 continue  # it is admitted together with all others
             shares = self._of(lane)
             demand = shares.demand(sequence)

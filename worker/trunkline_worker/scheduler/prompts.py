@@ -113,7 +113,7 @@ class PromptScheduling:
                 blocked &= stopped is not Stopped.STEP_FULL
                 may_admit = stopped is not Stopped.BY_ROOM_NOW and not aged_waits
         may_change = running.is_retiring or self.evictions.has_any or self.admission.is_cautious
-        may_change |= self.sharing.found_room
+        may_change |= self.sharing.fitted is not None and self.sharing.fitted in waiting
         if blocked and waiting.num_ready and not may_change:
             running.note_blocked()
         self._count_backlog(budget, has_prompts=bool(chunks or running.has_starts))

@@ -47,6 +47,7 @@ class StepBudget:
         decodes_s = self._cost.time_s(StepLoad(num_tokens, self.decode_kv_tokens, 0.0))
         cautious_s = self._cost.cautious_s(num_tokens, self.decode_kv_tokens)
         decodes_s = max(decodes_s, min(cautious_s, target_s)) + self._cost.other_experts_s(num_tokens)
+        target_s = self._cost.prompts_within_s(self._limits.itl_target_s)
         self._time_left_s = max(target_s - decodes_s, LEAST_ADDED_SHARE * decodes_s)
         room = self._cost.experience.room(self._time_left_s, 1 / MOST_PAIR_SHARE)
         self._most_prefill, self._most_pairs = room

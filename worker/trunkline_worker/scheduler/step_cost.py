@@ -53,13 +53,13 @@ MOST_PAIR_SHARE = 1 / 64
 # A coefficient is kept if it lowers the squared error by this many variances: about three standard deviations.
 CLEARLY = 10.0
 LATE_QUANTILE, MOST_LATE_TIMES = 0.9, 1.5  # steps that are later than that depend on more than their load
-# The steps after one that was later still are shorter by as much, because the next fit, which tells whether others took
-# the device or the fit has missed a cost, may be seconds away. Differences of SHORT_S do not matter.
-SHORT_S = 0.02
+# If a step with prompts is later still, the next ones get fewer prompt tokens: the fit may have missed a cost, and the
+# next fit may be seconds away. SHORT_S is added to both times, so that the jitter of short steps has no such effect.
+SHORT_S, MOST_LATENESS = 0.02, 8.0
 WAIT_WEIGHT, MOST_WAIT_S = 0.1, 0.1  # of the latest time between two steps; a longer one is an outlier
 LEAST_STEP_SHARE = 0.5  # of an interval, however long the engine takes between steps
 LEAST_ERROR = 0.01  # of a step's time: smaller errors are noise
-JITTER_S = 1e-3
+JITTER_S = 1e-3  # steps that compute the same differ by so much, however short they are
 # A fit takes several turns. Each one divides errors by the times of the turn before, kept within so many times the
 # measured ones. Errors above a share are mostly delays, so they pull no harder than that share. In the first turns
 # larger errors pull too: the fit then starts between fast and slow steps, and reaches whichever are more.
@@ -201,9 +201,9 @@ class StepCost:
         self.num_fits = 0
         self.between_s = 0.0  # recent mean time between two steps that follow each other
         self.late_times = 1.0  # nine of ten steps with prompts take at most this many times their fitted time
-        self.latest_times = (
-            1.0  # the latest step with prompts took this many times its fitted time, or one before it did
-        )
+        # Of steps with prompts, in times of the fitted time: that of the latest one, or half-way to it from the value
+        # before, whichever is more.
+        self.recent_lateness = 1.0
         self.fixed_s = self.token_s = self.kv_token_s = self.pair_s = self.scored_token_s = self.experts_s = 0.0
 
     @property
@@ -223,8 +223,8 @@ class StepCost:
         if load.chunk_pairs:
             kept = self._chunks
             if self.num_fits:
-                times = (time_s + SHORT_S) / (self.time_s(load) + SHORT_S)
-                self.latest_times = max(times, (times + self.latest_times) / 2)
+                lateness = min((time_s + SHORT_S) / (self.time_s(load) + SHORT_S), MOST_LATENESS)
+                self.recent_lateness = max(lateness, (lateness + self.recent_lateness) / 2)
         else:
             # A step is chosen before its time is known. Otherwise delayed steps would be chosen more often than others.
             is_due = (
@@ -256,8 +256,11 @@ class StepCost:
     def within_s(self, interval_s: float) -> float:
         """The most seconds that a step with prompts is planned to take if steps follow each other at an interval. Nine
         of ten steps are expected to meet the interval."""
-        usable_s = max(interval_s - self.between_s, LEAST_STEP_SHARE * interval_s)
-        return usable_s / max(self.late_times, self.latest_times)
+        return max(interval_s - self.between_s, LEAST_STEP_SHARE * interval_s) / self.late_times
+
+    def prompts_within_s(self, interval_s: float) -> float:
+        """within_s() for the prompts of the next step, which is shorter if recent ones were late."""
+        return self.within_s(interval_s) * min(1.0, self.late_times / self.recent_lateness)
 
     def time_s(self, load: StepLoad) -> float:
         """The seconds that a step should take."""
