@@ -465,7 +465,7 @@ def test_short_requests_do_not_wait_for_a_pool_that_others_are_forecast_to_fill(
             rig.step()
 
 
-@pytest.mark.parametrize(("chunk", "fits"), [(64, True), (2, False)])
+@pytest.mark.parametrize(("chunk", "fits"), [(64, True), (3, False)])
 def test_the_others_growth_counts_while_a_short_requests_prompt_is_computed(chunk: int, fits: bool) -> None:
     rig = Rig(num_blocks=80, block_size=4, max_step_tokens=256, max_running=64)
     for _ in range(100):
@@ -476,7 +476,7 @@ def test_the_others_growth_counts_while_a_short_requests_prompt_is_computed(chun
         rig.step()
     limits = replace(rig.scheduler.limits, max_step_tokens=chunk)
     admission = Admission(limits, rig.blocks, rig.scheduler.cost)
-    newcomer = rig.sequences[rig.submit([50 + number for number in range(80)], 2, tenant="small")]
+    newcomer = rig.sequences[rig.submit([50 + number for number in range(88)], 2, tenant="small")]
     rig.blocks.match(newcomer)
     assert admission.has_room_now(newcomer, rig.scheduler.running)
     assert admission.has_blocks(newcomer, rig.scheduler.running) is fits

@@ -31,6 +31,9 @@ HALF_LIFE = 1024  # in ended sequences: an observation this old counts half
 PRIOR_COUNT = 4.0
 PRIOR_MEAN_TOKENS = 256.0
 LOWER_LANES_DECODE_SHARE = 0.5  # of a step's target time
+# Sequences that end within so many steps are not kept out by the forecast alone. Longer ones would take what it keeps for
+# others, and tenants whose steps bring many tokens would gain most.
+FEW_STEPS = 32
 STRETCHED_TARGETS = 2.0  # how long overdue sequences may make a step, in target times: see aging.Overdue
 
 
@@ -309,12 +312,13 @@ class Admission:
         return self._peak_with(sequence, rivals, shared) + reserve <= self._blocks.num_blocks
 
     def _ends_before_growth(self, sequence: Sequence, running: list[Sequence], given_up: int) -> bool:
-        """Whether a sequence ends before the pool is forecast to be full: there is room now for all that it and the
-        others add until then, one token in each step."""
+        """Whether a sequence ends within FEW_STEPS, before the pool is forecast to be full: there is room now for all
+        that it and the others add until then, one token in each step."""
         num_tokens, blocks_for = len(sequence.token_ids), self._blocks.blocks_for
         own = blocks_for(sequence.last_to_compute) - blocks_for(num_tokens)
         num_steps = self._prompt_steps(sequence, running) + sequence.last_to_compute - num_tokens
-        return self.has_room_now(sequence, running, given_up - own - len(running) * blocks_for(num_steps))
+        grown = own + len(running) * blocks_for(num_steps)
+        return num_steps <= FEW_STEPS and self.has_room_now(sequence, running, given_up - grown)
 
     def _prompt_steps(self, sequence: Sequence, running: list[Sequence]) -> int:
         """In about how many steps the prompt of a waiting sequence is computed, after those that have been begun."""
