@@ -20,6 +20,7 @@ from typing import Protocol
 import torch
 
 from trunkline.engine.v1.engine_pb2 import EngineFailed, EngineProgress, EngineReady, EngineRequest, EngineResponse
+from trunkline_kernels.cpu.library import end_openmp_threads
 from trunkline_worker.engine.assembly import assemble, pick_device
 from trunkline_worker.engine.engine import Engine
 from trunkline_worker.engine.step_runner import own_gpu
@@ -168,6 +169,7 @@ def start(settings: EngineSettings, link: FrontLink, recorder: FlightRecorder) -
     if device.type == "cpu":
         sys.setswitchinterval(SWITCH_S)
     if isinstance(engine.executor, InlineExecutor):
+        end_openmp_threads()
         engine.use(engine.executor.on_thread())
     recorder.steps = engine.executor.run_ahead + 1
     engine.before_launch = recorder.launch

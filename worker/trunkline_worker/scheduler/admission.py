@@ -31,8 +31,8 @@ HALF_LIFE = 1024  # in ended sequences: an observation this old counts half
 PRIOR_COUNT = 4.0
 PRIOR_MEAN_TOKENS = 256.0
 LOWER_LANES_DECODE_SHARE = 0.5  # of a step's target time
-# Sequences that end within so many steps are not kept out by the forecast alone. Longer ones would take what it keeps for
-# others, and tenants whose steps bring many tokens would gain most.
+# Sequences that end within so many steps are not kept out by the forecast alone. Longer ones would take what it keeps
+# for others, and tenants whose steps bring many tokens would gain most.
 FEW_STEPS = 32
 STRETCHED_TARGETS = 2.0  # how long overdue sequences may make a step, in target times: see aging.Overdue
 
