@@ -79,8 +79,8 @@ class LaneSharing:
         self._shared_until_s = [float("-inf") for _ in LANES]
         # The highest lane in which room is being made for a waiting sequence: no other sequence may have it.
         self.makes_room_in: Lane | None = None
-        # A waiting sequence of a modest tenant for which there was room before the running ones grew in this step: it may
-        # fit again in the next one.
+        # A waiting sequence of a modest tenant that fitted before the running ones grew in this step. It may fit again
+        # in the next one.
         self.fitted: Sequence | None = None
         # Waiting sequences for which others were preempted, by lane: they get the room, not the preempted ones.
         self._expected: list[Sequence | None] = [None for _ in LANES]
