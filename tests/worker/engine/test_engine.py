@@ -258,6 +258,22 @@ def test_requests_are_taken_in_while_a_thread_computes_a_step() -> None:
     assert tokens == expected
 
 
+def test_an_abort_while_a_thread_computes_a_step_changes_no_other_output() -> None:
+    engine = make_engine(kv_blocks=64)
+    submits = [make_submit(n, PROMPT[n:], max_tokens=5) for n in (1, 2)]
+    expected = drive(make_engine(kv_blocks=64), submits).tokens
+    assert isinstance(engine.executor, InlineExecutor)
+    executor = Held(engine.executor._runner)
+    engine.use(executor)
+    engine.accept(EngineRequest(submits=submits))
+    engine.step()
+    assert engine.is_computing
+    engine.accept(EngineRequest(abort_handles=[1]))
+    executor.released.release(100)
+    assert drive(engine, []).tokens == {2: expected[2]}
+    executor.close()
+
+
 class News:
     """A front that sends an empty request whenever it is asked for news, and is gone after ten; and the engine's
     watchdog."""

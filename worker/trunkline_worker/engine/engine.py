@@ -6,8 +6,8 @@ never waits for the host. It is scheduled late, shortly before the step in fligh
 requests which arrive until then take part instead of waiting for one more step. Time comes from a clock that is passed
 in, so the same loop runs in virtual time.
 
-Where grammars constrain sequences, their masks are made by another process while the forward pass runs. Rows whose mask
-has not arrived when the next step has to be scheduled sit out.
+Where grammars constrain sequences, their masks are made by another process while the forward pass runs. Rows sit out
+whose mask has not arrived when the next step has to be scheduled or, without running ahead, when that pass is done.
 """
 
 from collections import deque
