@@ -66,7 +66,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env={**os.environ, **(environment or {})},
-            start_new_session=True,  # Ctrl-C reaches the launcher alone, which stops its children in order
+            process_group=0,  # Ctrl-C reaches the launcher alone, which stops its children in order
             limit=1 << 20,
         )
         return cls(name, process, log_line)

@@ -47,7 +47,7 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            start_new_session=True,
+            process_group=0,  # not a session: Linux may divide the processor between sessions
             env={**os.environ, **(environment or {})},
         )
         self.lines: list[str] = []

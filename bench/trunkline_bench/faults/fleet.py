@@ -48,7 +48,7 @@ class Process:
             *self._command,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
+            process_group=0,  # not a session: Linux may divide the processor between sessions
             env=self._environment,
         )
         self._reading = asyncio.create_task(self._read(self._process))

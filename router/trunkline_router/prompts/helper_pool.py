@@ -278,7 +278,7 @@ class HelperPool:
 
 
 async def _lower_priority(leader: int, niceness: int) -> None:
-    """Lowers the priority of a session's process, also relative to other sessions, such as those of workers: Linux may
+    """Lowers the priority of a session's process, also relative to other sessions, such as the router's: Linux may
     share the processor between sessions, each with a niceness of its own (sched(7), "The autogroup feature")."""
     with contextlib.suppress(OSError):  # it has ended, or has the lowest priority
         os.setpriority(os.PRIO_PROCESS, leader, os.getpriority(os.PRIO_PROCESS, leader) + niceness)

@@ -66,12 +66,14 @@ class EngineLink:
         self._recorder, record = FlightRecorder.create()
         arguments = ["--socket-fd", str(theirs.fileno()), "--recorder-fd", str(record.fileno())]
         arguments += ["--settings", settings.to_json()]
-        # The engine has a process group of its own: Ctrl-C at the terminal reaches the front, which decides.
+        # The engine has a process group of its own: Ctrl-C at the terminal reaches the front, which decides. It has no
+        # session of its own: Linux may divide the processor between sessions (sched(7), "The autogroup feature"), and
+        # the front then waited up to 150 ms for a core that its engine used.
         # The spawn takes a millisecond, and no request is served yet.
         self._process = subprocess.Popen(  # noqa: ASYNC220
             [*self._command, *arguments],
             pass_fds=[theirs.fileno(), record.fileno()],
-            start_new_session=True,
+            process_group=0,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
