@@ -40,6 +40,13 @@ def test_the_first_request_is_not_computed_in_the_least_chunks() -> None:
     assert first_step_tokens(engine) > LEAST_CHUNK
 
 
+def test_on_a_cpu_the_first_prompts_are_computed_in_shorter_steps_than_later_ones() -> None:
+    """Its other processes are idle during the rehearsal, and use the cores once there are requests."""
+    engine, _ = rehearsed_engine()
+    cost, interval_s = engine.scheduler.cost, 0.1
+    assert cost.prompts_within_s(interval_s) < 0.6 * cost.within_s(interval_s)
+
+
 def test_a_token_of_context_is_known_to_be_cheaper_than_a_sequence() -> None:
     """Decodes of one token of context alone would leave open which of both costs what a batch takes."""
     engine, _ = rehearsed_engine()

@@ -338,6 +338,19 @@ def test_whatever_steps_were_like_no_cost_is_negative_and_no_prompt_dearer_than_
     assert cost.chunk_s(PROMPT, 0) <= PROMPT * most_token_s
 
 
+def test_short_steps_hardly_show_that_long_ones_would_be_in_time() -> None:
+    cost, device = StepCost(), DEVICES["h200-8b"]
+    for load in [chunk(256), chunk(2048)] * STEPS_PER_FIT:
+        cost.observe(load, device.time_s(load))
+    cost.recent_lateness = 3.0
+    for _ in range(8):
+        cost.observe(chunk(2), 0.0005)
+    assert cost.recent_lateness > 2.5
+    for _ in range(8):
+        cost.observe(chunk(2048), device.time_s(chunk(2048)))
+    assert cost.recent_lateness < 1.1
+
+
 def test_a_fit_that_is_deferred_waits_for_its_call_or_for_the_next_one() -> None:
     cost, fits = StepCost(), list[int]()
     cost.defers_fits = True

@@ -202,7 +202,7 @@ class StepCost:
         self.between_s = 0.0  # recent mean time between two steps that follow each other
         self.late_times = 1.0  # nine of ten steps with prompts take at most this many times their fitted time
         # Of steps with prompts, in times of the fitted time: that of the latest one, or half-way to it from the value
-        # before, whichever is more.
+        # before, whichever is more. A step shorter than SHORT_S moves it less towards its own.
         self.recent_lateness = 1.0
         self.fixed_s = self.token_s = self.kv_token_s = self.pair_s = self.scored_token_s = self.experts_s = 0.0
 
@@ -224,7 +224,8 @@ class StepCost:
             kept = self._chunks
             if self.num_fits:
                 lateness = min((time_s + SHORT_S) / (self.time_s(load) + SHORT_S), MOST_LATENESS)
-                self.recent_lateness = max(lateness, (lateness + self.recent_lateness) / 2)
+                moved = 0.5 * min(time_s / SHORT_S, 1.0)
+                self.recent_lateness = max(lateness, self.recent_lateness + moved * (lateness - self.recent_lateness))
         else:
             # A step is chosen before its time is known. Otherwise delayed steps would be chosen more often than others.
             is_due = (
