@@ -22,8 +22,8 @@ import torch
 
 FOLDER = Path(__file__).parent
 PRODUCTS = "linear.c"  # all that the builds for quantised weights have
-SOURCES = ("kernels.c", "experts.c", PRODUCTS)
-HEADERS = ("element.h", "linear.h", "ranges.h")
+SOURCES = ("kernels.c", "experts.c", "text_attention.c", PRODUCTS)
+HEADERS = ("element.h", "exponential.h", "linear.h", "ranges.h")
 # No -ffast-math, because NaN and infinity must be preserved. Pragmas allow reordering of certain sums.
 FLAGS = (
     "-O3",
@@ -49,6 +49,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "add_rms_norm": (P, P, P, P, I64, I64, I32, F32),
     "rotate_and_write": (P, P, P, P, P, P, P, P, P, P, P, I64, I64, I32, I32, I32, I32, I32, F32),
     "silu_and_mul": (P, P, I64, I32),
+    "text_attention": (P, P, P, P, P, I64, I64, I64, I64, I32, I32, I64, F32, P, I64, I32),
     "greedy": (P, P, I64, I64),
     "greedy_allowed": (P, P, P, P, I64, I64, I64),
     "exclude": (P, P, P, I64, I64, I64),

@@ -1,5 +1,7 @@
-"""Computes encoders: embeddings, layers of attention and feed-forward parts, in plain PyTorch on any device."""
+"""Computes encoders: embeddings, layers of attention and feed-forward parts, in plain PyTorch on any device. Attention
+has kernels for GPUs and for CPUs."""
 
+import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
@@ -7,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, relu
 
+from trunkline_kernels.cpu.text_attention import TextAttention
 from trunkline_kernels.full_attention import full_attention
 from trunkline_kernels.rotary import apply_rotary
 from trunkline_kernels.row_tiles import map_row_tiles, tile_rows
@@ -27,14 +30,21 @@ class Encoder:
     """Computes the hidden states of whole texts, side by side without padding.
 
     uses_triton: for attention
+    c_kernels: for attention on a CPU; None: in plain PyTorch
     tile_rows: rows of a tile of map_row_tiles(), under --deterministic; else None
     """
 
     def __init__(
-        self, spec: EncoderSpec, weights: EncoderWeights, *, deterministic: bool, uses_triton: bool = False
+        self,
+        spec: EncoderSpec,
+        weights: EncoderWeights,
+        *,
+        deterministic: bool,
+        uses_triton: bool = False,
+        c_kernels: ctypes.CDLL | None = None,
     ) -> None:
         self.spec = spec
-        self._uses_triton = uses_triton
+        self._uses_triton, self._c_kernels = uses_triton, c_kernels
         self._weights = weights
         self.tile_rows = tile_rows(_products(weights)) if deterministic else None
         self._activation = FUNCTIONS[spec.activation]
@@ -69,6 +79,8 @@ class Encoder:
 
     def _attention(self, lengths: Sequence[int], device: torch.device) -> Callable[..., Tensor]:
         """Returns full_attention() of texts of these lengths."""
+        if self._c_kernels is not None:
+            return TextAttention(self._c_kernels, lengths).of
         if not self._uses_triton:
             return partial(full_attention, lengths=lengths, is_invariant=self.tile_rows is not None)
         # Triton is not available on every system.

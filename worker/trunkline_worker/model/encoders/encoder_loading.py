@@ -1,11 +1,13 @@
 """Loads a directory with an encoder into one that is ready to run."""
 
+import ctypes
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from trunkline_kernels.cpu.library import library
 from trunkline_worker.model.checkpoint.checkpoint import Checkpoint, fingerprint
 from trunkline_worker.model.checkpoint.entries import Entries
 from trunkline_worker.model.checkpoint.refusals import ModelError
@@ -21,7 +23,7 @@ from trunkline_worker.model.pooling.pooling_head import PoolingHead
 from trunkline_worker.model.pooling.pooling_spec import PoolingSpec
 
 # Part of the fingerprint. Raise it when a change of the code changes the bits of results.
-ENCODER_BUILD = "3"
+ENCODER_BUILD = "4"
 MOST_TRITON_HEAD_DIM = 128  # of text_attention.py, which only systems with Triton can import
 
 
@@ -53,14 +55,15 @@ def load_encoder(
 ) -> LoadedEncoder:
     """Loads weights. Raises ModelError (one line) if the model cannot be served.
 
-    kernels: of attention: "triton", "torch" (the reference), or "auto": Triton on a GPU
+    kernels: of attention: "triton", "torch" (the reference), or "auto": Triton on a GPU, C on a CPU
     """
     spec, pooling = model.spec, model.pooling
     if context_length is not None and context_length > spec.context_length:
         raise ModelError(f"--context-length {context_length} is more than the model's {spec.context_length}")
     context = context_length or min(spec.context_length, pooling.most_tokens or spec.context_length)
     if kernels == "auto":
-        kernels = "triton" if device.type == "cuda" and spec.sizes.head_dim <= MOST_TRITON_HEAD_DIM else "torch"
+        on_gpu = "triton" if spec.sizes.head_dim <= MOST_TRITON_HEAD_DIM else "torch"
+        kernels = on_gpu if device.type == "cuda" else "c"
     if kernels == "triton" and spec.sizes.head_dim > MOST_TRITON_HEAD_DIM:
         raise ModelError(f"head_dim {spec.sizes.head_dim} is not supported by the Triton kernel: use --kernels torch")
     stream = None if device.type == "cpu" else WeightStream(device)
@@ -79,17 +82,20 @@ def load_encoder(
         head = read_head(pooling, directory, checkpoint, weights.words, is_tied=True)
         checkpoint.check_all_read(())
         weight_digests = digests.digests()
+    c_kernels = _c_kernels(kind) if kernels == "c" else None
     facts = (
         str(kind),
         ENCODER_BUILD,
         device.type,
-        kernels,
+        "torch" if kernels == "c" and c_kernels is None else kernels,
         "deterministic" if deterministic else "",
         repr(spec),
         repr(pooling),
     )
     return LoadedEncoder(
-        encoder=Encoder(spec, weights, deterministic=deterministic, uses_triton=kernels == "triton"),
+        encoder=Encoder(
+            spec, weights, deterministic=deterministic, uses_triton=kernels == "triton", c_kernels=c_kernels
+        ),
         spec=spec,
         head=head,
         pooling=pooling,
@@ -98,3 +104,11 @@ def load_encoder(
         device=device,
         context_length=context,
     )
+
+
+def _c_kernels(dtype: torch.dtype) -> ctypes.CDLL | None:
+    """The kernels; None if there are none for this dtype, or on this machine."""
+    try:
+        return library(dtype)
+    except ValueError as error:
+        raise ModelError(str(error)) from None

@@ -1,0 +1,50 @@
+"""Attention in both directions over a ragged batch of whole texts, by the C kernel. Reference: full_attention.py."""
+
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+ROWS, AT_ONCE = 6, 32  # of text_attention.c; AT_ONCE is a multiple of its own
+MOST_QUERIES = 512  # of a text that are one item of work: more are shared among threads
+
+
+class TextAttention:
+    """Attention of texts of these lengths."""
+
+    def __init__(self, kernels: ctypes.CDLL, lengths: Sequence[int]) -> None:
+        self._kernels = kernels
+        starts = np.cumsum([0, *lengths])
+        items = [
+            (start, length, first, min(first + MOST_QUERIES, length))
+            for start, length in zip(starts[:-1].tolist(), lengths, strict=True)
+            for first in range(0, length, MOST_QUERIES)
+        ]
+        items.sort(key=lambda item: item[1], reverse=True)  # the longest first, so that threads end together
+        self._items = np.array(items, np.int64)
+        self._longest = max(lengths)
+
+    def of(self, q: Tensor, k: Tensor, v: Tensor, *, window: int | None) -> Tensor:
+        """Every token of a text attends to all of its tokens, or to those at most `window` positions away.
+
+        q, k, v: [num_tokens, num_heads, head_dim], text after text; the heads of a token lie side by side → like q
+        """
+        num_heads, dim = q.shape[1:]
+        assert all(x.stride()[1:] == (dim, 1) for x in (q, k, v)), "the kernel reads heads that lie side by side"
+        padded, wide = _up(self._longest, AT_ONCE), _up(dim, AT_ONCE)
+        room = (dim + wide + ROWS) * padded + ROWS * (dim + wide)
+        threads = torch.get_num_threads()
+        space = torch.empty(threads * room, dtype=torch.float32)
+        attended = q.new_empty(q.shape)
+        self._kernels.text_attention(
+            q.data_ptr(), k.data_ptr(), v.data_ptr(), attended.data_ptr(), self._items.ctypes.data, len(self._items),
+            q.stride(0), k.stride(0), v.stride(0), num_heads, dim, -1 if window is None else window, dim**-0.5,
+            space.data_ptr(), room, threads,
+        )  # fmt: skip
+        return attended
+
+
+def _up(size: int, step: int) -> int:
+    return -(-size // step) * step
