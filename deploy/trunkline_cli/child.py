@@ -66,7 +66,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env={**os.environ, **(environment or {})},
-            process_group=0,  # Ctrl-C reaches the launcher alone, which stops its children in order
+            process_group=0,  # Ctrl-C reaches the launcher alone, which stops its children in order; see EngineLink
             limit=1 << 20,
         )
         return cls(name, process, log_line)

@@ -25,6 +25,8 @@ def tell_listening(pipe: int) -> None:
 def main() -> None:
     parent, listening_fd, when, directory, number, restarts, *arguments = sys.argv[1:]
     die_with(int(parent))
+    # It writes to the terminal, but is not in its foreground group. After `stty tostop` that would stop it.
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
 
     def report_listening() -> None:
         tell_listening(int(listening_fd))

@@ -117,7 +117,7 @@ class Processes:
                 *self._commands[number],
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=(write_end,),
-                process_group=0,  # Ctrl-C in a terminal reaches this process alone, which passes it on once
+                process_group=0,  # Ctrl-C reaches this process alone, which passes it on; no session: see EngineLink
             )
             theirs.close()  # so that the pipe ends with the process
             listens = await _has_byte(pipe)

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import termios
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -38,10 +39,17 @@ STOP_S = 60.0  # for failures only
 
 
 class Terminal:
-    """A command on a pseudo-terminal of its own, and what it shows there."""
+    """A command on a pseudo-terminal of its own, and what it shows there.
 
-    def __init__(self, *command: str, environment: dict[str, str]) -> None:
+    stops_writers: as after `stty tostop`, the terminal stops processes of background groups that write to it
+    """
+
+    def __init__(self, *command: str, environment: dict[str, str], stops_writers: bool = False) -> None:
         self._ours, theirs = pty.openpty()
+        if stops_writers:
+            attributes = termios.tcgetattr(theirs)
+            attributes[3] |= termios.TOSTOP
+            termios.tcsetattr(theirs, termios.TCSANOW, attributes)
         self.popen = subprocess.Popen(
             [sys.executable, "-c", WITH_TERMINAL, *command],
             stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, env={**os.environ, **environment},
@@ -86,6 +94,7 @@ def test_a_terminal_shows_milestones_and_deaths_in_one_line_each_and_files_hold_
         terminal.waits_for("--stream")
         family = descendants(terminal.popen.pid)
         (engine,) = (pid for pid in family if b"engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        assert (os.getsid(engine), os.getpgid(engine)) == (terminal.popen.pid, engine)
         os.kill(engine, signal.SIGKILL)
         terminal.waits_for("worker-0 died")
     finally:
@@ -110,6 +119,26 @@ def test_a_terminal_shows_milestones_and_deaths_in_one_line_each_and_files_hold_
     for name, event in (("worker-0", "worker ready"), ("router", "router listening")):
         lines = (folder / f"{name}.log").read_text().splitlines()
         assert any(json.loads(line)["event"] == event for line in lines if line.startswith("{"))
+
+
+def logs(terminal: Terminal, pattern: str) -> bool:
+    return re.search(pattern, terminal.shown) is not None
+
+
+def test_processes_of_a_router_serve_on_a_terminal_that_stops_background_processes_which_write() -> None:
+    terminal = Terminal(
+        script("trunkline-router"), "--processes=2", "--port=0", "--http-port=-1", "--workers=127.0.0.1:1",
+        environment={}, stops_writers=True,
+    )  # fmt: skip
+    try:
+        for name in (r"127\.0\.0\.1:\d+/0", r"127\.0\.0\.1:\d+/1"):  # each logs its own
+            wait_until(partial(logs, terminal, name), f"{name} logs", timeout_s=60)
+        children = [pid for pid in descendants(terminal.popen.pid) if os.getpgid(pid) == pid]
+        assert {os.getsid(pid) for pid in children} == {terminal.popen.pid}
+    finally:
+        terminal.press_ctrl_c()
+        status = terminal.end()
+    assert status == 0
 
 
 @pytest.mark.parametrize(

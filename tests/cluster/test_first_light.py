@@ -16,9 +16,10 @@ async def test_stories260k_greedy_from_bos_equals_the_published_text(shared: Pat
             assert done.text.endswith("Lily didn't want to help her mom, so she")
             assert len(done.choices[0].token_ids) == 200
             assert done.usage.completion_tokens == 200
-            pieces = []
             for _ in range(20):  # beside busy processes, the worker may put a whole answer into one piece
                 streamed = [piece async for piece in client.generate([1], max_tokens=200, temperature=0.0)]
                 assert "".join(piece.text for piece in streamed) == done.text
-                pieces.append(len(streamed))
-            assert max(pieces) > 1
+                if len(streamed) > 1:
+                    break
+            else:
+                raise AssertionError("no answer came in pieces")

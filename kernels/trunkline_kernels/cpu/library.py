@@ -112,6 +112,8 @@ def built(dtype: torch.dtype, march: str, *flags: str, bits: int = 0) -> ctypes.
     for name, arguments in signatures.items():
         function = getattr(loaded, name)
         function.argtypes, function.restype = arguments, None
+    if not bits:
+        loaded.text_attention_room.argtypes, loaded.text_attention_room.restype = (I64, I32), I64
     loaded.packed_bytes.argtypes, loaded.packed_bytes.restype = (I64, I64), I64
     loaded.panel_outputs.argtypes, loaded.panel_outputs.restype = (), I32
     loaded.has_bfloat16_products.argtypes, loaded.has_bfloat16_products.restype = (), ctypes.c_bool

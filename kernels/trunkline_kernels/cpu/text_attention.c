@@ -59,10 +59,16 @@ __attribute__((noinline)) static float weigh(float *scores, int64_t low, int64_t
     return sum;
 }
 
+/* float32 that a thread needs for texts of at most `longest` tokens. */
+int64_t text_attention_room(int64_t longest, int dim) {
+    int64_t padded = up(longest, AT_ONCE), wide = up(dim, AT_ONCE);
+    return (dim + wide + ROWS) * padded + ROWS * (dim + wide);
+}
+
 /* Every token of a text attends to all of its tokens, or to those at most `window` positions away; -1: to all. The
  * reference is full_attention.py. Other texts, and the number of threads, do not change the bits of a text's result.
  * q, k, v: [num_tokens, num_heads, dim], where a token begins `*_stride` elements after the one before
- * out: [num_tokens, num_heads, dim]; space: [threads, room], of which text_attention.py has the size */
+ * out: [num_tokens, num_heads, dim]; space: [threads, room] */
 void text_attention(const elem *q, const elem *k, const elem *v, elem *out, const queries *items, int64_t num_items,
                     int64_t q_stride, int64_t k_stride, int64_t v_stride, int num_heads, int dim, int64_t window,
                     float scale, float *space, int64_t room, int threads) {
@@ -74,11 +80,16 @@ void text_attention(const elem *q, const elem *k, const elem *v, elem *out, cons
         /* Keys are in panels of AT_ONCE tokens, [panel, dim, AT_ONCE], so that a panel lies in consecutive cache lines. */
         float *keys = space + omp_get_thread_num() * room, *values = keys + dim * padded;
         float *scores = values + padded * wide, *own = scores + ROWS * padded, *sums = own + ROWS * dim;
-        memset(keys, 0, (size_t)((dim + wide) * padded) * sizeof(float));
-        for (int64_t t = 0; t < length; t++) {
+        int64_t oldest = 0, latest = length; /* what the queries see */
+        if (window >= 0) {
+            oldest = of.first > window ? (of.first - window) / AT_ONCE * AT_ONCE : 0;
+            latest = of.end + window < length ? of.end + window : length;
+        }
+        for (int64_t t = oldest; t < up(latest, AT_ONCE); t++) {
             const elem *key = k + (of.row + t) * k_stride + head, *value = v + (of.row + t) * v_stride + head;
-            for (int i = 0; i < dim; i++) keys[(t / AT_ONCE * dim + i) * AT_ONCE + t % AT_ONCE] = load(key[i]);
-            for (int i = 0; i < dim; i++) values[t * wide + i] = load(value[i]);
+            float *to = keys + t / AT_ONCE * AT_ONCE * dim + t % AT_ONCE;
+            for (int i = 0; i < dim; i++) to[i * AT_ONCE] = t < latest ? load(key[i]) : 0.0f;
+            for (int i = 0; i < wide; i++) values[t * wide + i] = t < latest && i < dim ? load(value[i]) : 0.0f;
         }
         for (int64_t first = of.first; first < of.end; first += ROWS) {
             int64_t end = first + ROWS < of.end ? first + ROWS : of.end, low = 0, high = padded;

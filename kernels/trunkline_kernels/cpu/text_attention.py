@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-ROWS, AT_ONCE = 6, 32  # of text_attention.c; AT_ONCE is a multiple of its own
 MOST_QUERIES = 512  # of a text that are one item of work: more are shared among threads
 
 
@@ -24,7 +23,7 @@ class TextAttention:
         ]
         items.sort(key=lambda item: item[1], reverse=True)  # the longest first, so that threads end together
         self._items = np.array(items, np.int64)
-        self._longest = max(lengths)
+        self._longest, self._num_tokens = max(lengths), sum(lengths)
 
     def of(self, q: Tensor, k: Tensor, v: Tensor, *, window: int | None) -> Tensor:
         """Every token of a text attends to all of its tokens, or to those at most `window` positions away.
@@ -33,18 +32,15 @@ class TextAttention:
         """
         num_heads, dim = q.shape[1:]
         assert all(x.stride()[1:] == (dim, 1) for x in (q, k, v)), "the kernel reads heads that lie side by side"
-        padded, wide = _up(self._longest, AT_ONCE), _up(dim, AT_ONCE)
-        room = (dim + wide + ROWS) * padded + ROWS * (dim + wide)
+        assert q.shape == k.shape == v.shape, "every token has a query, a key and a value"
+        assert len(q) == self._num_tokens, "the tokens are those of the texts"
+        room = self._kernels.text_attention_room(self._longest, dim)
         threads = torch.get_num_threads()
         space = torch.empty(threads * room, dtype=torch.float32)
         attended = q.new_empty(q.shape)
         self._kernels.text_attention(
             q.data_ptr(), k.data_ptr(), v.data_ptr(), attended.data_ptr(), self._items.ctypes.data, len(self._items),
-            q.stride(0), k.stride(0), v.stride(0), num_heads, dim, -1 if window is None else window, dim**-0.5,
-            space.data_ptr(), room, threads,
+            q.stride(0), k.stride(0), v.stride(0), num_heads, dim, -1 if window is None else min(window, self._longest),
+            dim**-0.5, space.data_ptr(), room, threads,
         )  # fmt: skip
         return attended
-
-
-def _up(size: int, step: int) -> int:
-    return -(-size // step) * step

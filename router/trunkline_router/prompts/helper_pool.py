@@ -32,7 +32,7 @@ AUTOGROUP_TRIES, AUTOGROUP_PAUSE_S = 10, 0.1
 # Short jobs take about a millisecond.
 SHORT_PROCESSES, SHORT_NICENESS = 4, 0
 # A long text takes seconds and up to 1.2 GiB, a long conversation a fifth of a second. The router's event loop goes
-# before these processes. They are in its session, because Linux may share the cores among sessions first.
+# before these processes.
 LONG_PROCESSES, LONG_NICENESS = 3, 10
 LONG = 32 << 10  # more characters or tokens than this are a long job
 LONG_CHAT = 512  # and so are more messages and parts: each takes 50 us

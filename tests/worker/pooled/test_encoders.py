@@ -34,14 +34,15 @@ def test_vectors_are_those_of_transformers(name: str, most_tokens: int, tmp_path
     assert served.description.pooling.dimensions == 48
 
 
+@pytest.mark.parametrize("kernels", ["triton", "torch"])
 @pytest.mark.parametrize("name", ["bert", "modernbert"])
-def test_the_triton_kernel_makes_the_same_vectors(name: str, tmp_path: Path) -> None:
+def test_all_kernels_make_the_same_vectors(name: str, kernels: str, tmp_path: Path) -> None:
     write_model(tmp_path, name, "Model", num_hidden_layers=2)
     write_modules(tmp_path, pooling="pooling_mode_mean_tokens")
     prompts = prompts_of([1, 70, 9])
     options = {"max_step_tokens": 64, "max_running_requests": 4}
     truth = PooledEngine(tmp_path, **options).outputs(prompts)
-    found = PooledEngine(tmp_path, kernels="triton", **options).outputs(prompts)
+    found = PooledEngine(tmp_path, kernels=kernels, **options).outputs(prompts)
     for vector, expected in zip(found, truth, strict=True):
         assert torch.allclose(vector, expected, atol=1e-5, rtol=0)
 

@@ -38,6 +38,10 @@ from trunkline_worker.step.model_work import peak_rates
 # Of the texts that one router's session may keep: thousands of usual grammars, 16 of the largest.
 MAX_SESSION_GRAMMAR_BYTES = 4 << 20
 
+# On a CPU, other processes use the cores once there are requests. So the first prompts are computed in shorter steps,
+# until the first fit, and then until steps are in time.
+CPU_LATENESS = 3.0
+
 
 def assemble(
     settings: EngineSettings, device: torch.device, report: Callable[[str], None], gpu_name: str
@@ -114,6 +118,8 @@ def build_engine(
             num_blocks=num_blocks,
             block_size=settings.block_size,
         )
+        if device.type == "cpu" and model.head is None:
+            scheduler.cost.recent_lateness = CPU_LATENESS
     model.decoder.expert_loads.clear()  # no request has computed a step yet
     engine = Engine(
         scheduler,

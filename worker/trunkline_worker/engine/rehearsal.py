@@ -20,8 +20,6 @@ from trunkline_worker.step.plan import Sampling, SequenceStart, SequenceStep, St
 LEAST_TOKENS = 16
 GROWTH = 4  # of a step relative to the one before it
 LONGEST_S = 0.1  # no larger step follows one that took so long
-# On a CPU, other processes use the cores once there are requests. So the first prompts are computed in shorter steps.
-CPU_LATENESS = 3.0
 GREEDY = Sampling(max_tokens=1, temperature=0.0)
 
 
@@ -108,8 +106,6 @@ def rehearse(
         observed_s(1, length, length - 1)
         if time_s > longest_s:
             break
-    if not runner.queues:
-        cost.recent_lateness = CPU_LATENESS
 
 
 def _growing(first: int, most: int) -> Iterator[int]:

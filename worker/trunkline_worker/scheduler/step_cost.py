@@ -55,6 +55,7 @@ CLEARLY = 10.0
 LATE_QUANTILE, MOST_LATE_TIMES = 0.9, 1.5  # steps that are later than that depend on more than their load
 # If a step with prompts is later still, the next ones get fewer prompt tokens: the fit may have missed a cost, and the
 # next fit may be seconds away. SHORT_S is added to both times, so that the jitter of short steps has no such effect.
+# Nor do shorter steps that were in time show much of long ones.
 SHORT_S, MOST_LATENESS = 0.02, 8.0
 WAIT_WEIGHT, MOST_WAIT_S = 0.1, 0.1  # of the latest time between two steps; a longer one is an outlier
 LEAST_STEP_SHARE = 0.5  # of an interval, however long the engine takes between steps

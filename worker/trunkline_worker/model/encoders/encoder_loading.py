@@ -107,7 +107,8 @@ def load_encoder(
 
 
 def _c_kernels(dtype: torch.dtype) -> ctypes.CDLL | None:
-    """The kernels; None if there are none for this dtype, or on this machine."""
+    """The kernels; None if there are none for this dtype, or on this machine. Raises ModelError if TRUNKLINE_MARCH
+    names a build that this CPU cannot run."""
     try:
         return library(dtype)
     except ValueError as error:
