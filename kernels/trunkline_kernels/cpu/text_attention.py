@@ -13,8 +13,8 @@ MOST_QUERIES = 512  # of a text that are one item of work: more are shared among
 class TextAttention:
     """Attention of texts of these lengths."""
 
-    def __init__(self, kernels: ctypes.CDLL, lengths: Sequence[int]) -> None:
-        self._kernels = kernels
+    def __init__(self, kernels: ctypes.CDLL, lengths: Sequence[int], head_dim: int) -> None:
+        self._kernels, self._head_dim = kernels, head_dim
         starts = np.cumsum([0, *lengths])
         items = [
             (start, length, first, min(first + MOST_QUERIES, length))
@@ -24,23 +24,23 @@ class TextAttention:
         items.sort(key=lambda item: item[1], reverse=True)  # the longest first, so that threads end together
         self._items = np.array(items, np.int64)
         self._longest, self._num_tokens = max(lengths), sum(lengths)
+        self._threads = torch.get_num_threads()
+        self._room = kernels.text_attention_room(self._longest, head_dim)
+        self._space = torch.empty(self._threads * self._room, dtype=torch.float32)
 
     def of(self, q: Tensor, k: Tensor, v: Tensor, *, window: int | None) -> Tensor:
         """Every token of a text attends to all of its tokens, or to those at most `window` positions away.
 
         q, k, v: [num_tokens, num_heads, head_dim], text after text; the heads of a token lie side by side → like q
         """
-        num_heads, dim = q.shape[1:]
+        num_heads, dim = q.shape[1], self._head_dim
         assert all(x.stride()[1:] == (dim, 1) for x in (q, k, v)), "the kernel reads heads that lie side by side"
         assert q.shape == k.shape == v.shape, "every token has a query, a key and a value"
-        assert len(q) == self._num_tokens, "the tokens are those of the texts"
-        room = self._kernels.text_attention_room(self._longest, dim)
-        threads = torch.get_num_threads()
-        space = torch.empty(threads * room, dtype=torch.float32)
+        assert q.shape == (self._num_tokens, num_heads, dim), "the tokens are those of the texts"
         attended = q.new_empty(q.shape)
         self._kernels.text_attention(
             q.data_ptr(), k.data_ptr(), v.data_ptr(), attended.data_ptr(), self._items.ctypes.data, len(self._items),
             q.stride(0), k.stride(0), v.stride(0), num_heads, dim, -1 if window is None else min(window, self._longest),
-            dim**-0.5, space.data_ptr(), room, threads,
+            dim**-0.5, self._space.data_ptr(), self._room, self._threads,
         )  # fmt: skip
         return attended

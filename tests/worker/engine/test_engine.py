@@ -230,13 +230,19 @@ class Held(ThreadedExecutor):
         return result
 
 
-def test_requests_are_taken_in_while_a_thread_computes_a_step() -> None:
+def held_engine() -> tuple[Engine, Held]:
+    """An engine whose steps are computed on a thread, and their executor."""
     engine = make_engine(kv_blocks=64)
-    submits = [make_submit(n, PROMPT[n:], max_tokens=5) for n in (1, 2)]
-    expected = drive(make_engine(kv_blocks=64), submits).tokens
     assert isinstance(engine.executor, InlineExecutor)
     executor = Held(engine.executor._runner)
     engine.use(executor)
+    return engine, executor
+
+
+def test_requests_are_taken_in_while_a_thread_computes_a_step() -> None:
+    engine, executor = held_engine()
+    submits = [make_submit(n, PROMPT[n:], max_tokens=5) for n in (1, 2)]
+    expected = drive(make_engine(kv_blocks=64), submits).tokens
     engine.accept(EngineRequest(submits=submits[:1]))
     assert engine.step() is not None, "the first one was admitted"
     assert engine.is_computing
@@ -259,12 +265,9 @@ def test_requests_are_taken_in_while_a_thread_computes_a_step() -> None:
 
 
 def test_an_abort_while_a_thread_computes_a_step_changes_no_other_output() -> None:
-    engine = make_engine(kv_blocks=64)
+    engine, executor = held_engine()
     submits = [make_submit(n, PROMPT[n:], max_tokens=5) for n in (1, 2)]
     expected = drive(make_engine(kv_blocks=64), submits).tokens
-    assert isinstance(engine.executor, InlineExecutor)
-    executor = Held(engine.executor._runner)
-    engine.use(executor)
     engine.accept(EngineRequest(submits=submits))
     engine.step()
     assert engine.is_computing

@@ -80,7 +80,7 @@ class Encoder:
     def _attention(self, lengths: Sequence[int], device: torch.device) -> Callable[..., Tensor]:
         """Returns full_attention() of texts of these lengths."""
         if self._c_kernels is not None:
-            return TextAttention(self._c_kernels, lengths).of
+            return TextAttention(self._c_kernels, lengths, self.spec.sizes.head_dim).of
         if not self._uses_triton:
             return partial(full_attention, lengths=lengths, is_invariant=self.tile_rows is not None)
         # Triton is not available on every system.
