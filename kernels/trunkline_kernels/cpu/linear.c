@@ -89,6 +89,14 @@ typedef floats totals;
 
 #define INLINE static inline __attribute__((always_inline))
 
+/* A product that is rounded before it is added. GCC fuses the two in some functions, and not in others. */
+INLINE floats rounded(floats product) {
+#ifdef REGISTER
+    __asm__("" : REGISTER(product));
+#endif
+    return product;
+}
+
 static inline int64_t steps_of(int64_t in) { return (in + STEP - 1) / STEP; }
 static inline int64_t panels_of(int64_t out) { return (out + PANEL - 1) / PANEL; }
 
@@ -250,9 +258,9 @@ INLINE void multiply_tile(const factor *restrict x, const span *of, factor *rest
                 floats *sum = (floats *)(sums + (r * 2 * width + v) * LANES);
                 floats total = __builtin_convertvector(acc[r][v], floats);
                 if (INTEGERS) total *= powers[begin * STEP / BLOCK * rows + r];
-                if (WEIGHT_BITS) total *= scale;
+                if (WEIGHT_BITS) total = rounded(total * scale);
                 *sum += total;
-                if (HAS_OFFSETS && end == group_end) *sum += offset * x_sums[group * rows + r];
+                if (HAS_OFFSETS && end == group_end) *sum += rounded(offset * x_sums[group * rows + r]);
             }
         }
     }
@@ -440,6 +448,9 @@ int has_bfloat16_products(void) {
     return 0;
 #endif
 }
+
+/* Whether this build has vectors of 512 bits, for which oneDNN has kernels of float32. */
+int has_wide_vectors(void) { return LANES == 16; }
 
 /* Computes products of one size side by side.  x: [rows, in]; sources: as in arrange() */
 static void multiply_products(const elem *x, const int64_t *sources, const product *products, int64_t count,
