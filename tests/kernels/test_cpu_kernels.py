@@ -21,7 +21,13 @@ from tests.kernels.tensors import masked_logits
 from trunkline_kernels import quantized_weight
 from trunkline_kernels.cpu import library as library_module
 from trunkline_kernels.cpu.library import built, library
-from trunkline_kernels.cpu.packed_linear import QUANTIZED_BITS, OneDnnLinear, PackedLinear, pack_linear
+from trunkline_kernels.cpu.packed_linear import (
+    QUANTIZED_BITS,
+    OneDnnLinear,
+    PackedLinear,
+    pack_for_many_rows,
+    pack_linear,
+)
 from trunkline_kernels.quantized_weight import GROUP, KINDS, QuantizedWeight, dequantize, packed_int4, quantize
 from trunkline_kernels.ragged_batch import KVLayer, RaggedBatch
 from trunkline_kernels.rms_norm import add_rms_norm, rms_norm
@@ -356,6 +362,18 @@ def test_this_cpus_products_equal_plain_ones(dtype: torch.dtype) -> None:
     product = pack_linear(kernels, weight, bias)
     assert isinstance(product, OneDnnLinear) == (dtype is torch.bfloat16 and kernels.has_bfloat16_products())
     torch.testing.assert_close(product.multiply(x), torch.nn.functional.linear(x, weight, bias), atol=2e-1, rtol=2e-2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_products_of_many_rows_equal_plain_ones(dtype: torch.dtype, build: str) -> None:
+    kernels = kernels_of(dtype, build)
+    weight, bias, x = torch.randn(96, 40).to(dtype), torch.randn(96).to(dtype), torch.randn(300, 40).to(dtype)
+    product = pack_for_many_rows(kernels, weight, bias)
+    if dtype is torch.float32:  # of a build with smaller vectors, torch's linear() is the fastest
+        assert isinstance(product, OneDnnLinear) == kernels.has_wide_vectors() == (product is not None)
+    if product is not None:
+        expected = torch.nn.functional.linear(x, weight, bias)
+        torch.testing.assert_close(product.multiply(x), expected, atol=2e-1, rtol=2e-2)
 
 
 def test_without_a_compiler_one_warning_says_so_and_the_twins_serve(

@@ -116,7 +116,8 @@ def built(dtype: torch.dtype, march: str, *flags: str, bits: int = 0) -> ctypes.
         loaded.text_attention_room.argtypes, loaded.text_attention_room.restype = (I64, I32), I64
     loaded.packed_bytes.argtypes, loaded.packed_bytes.restype = (I64, I64), I64
     loaded.panel_outputs.argtypes, loaded.panel_outputs.restype = (), I32
-    loaded.has_bfloat16_products.argtypes, loaded.has_bfloat16_products.restype = (), ctypes.c_bool
+    for asks in (loaded.has_bfloat16_products, loaded.has_wide_vectors):
+        asks.argtypes, asks.restype = (), ctypes.c_bool
     return loaded
 
 

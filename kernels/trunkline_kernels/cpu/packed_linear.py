@@ -2,7 +2,8 @@
 
 In torch's linear(), oneDNN or the BLAS rearranges the weights in every call, and multiplies bfloat16 slowly on a CPU
 without instructions for it. Here the weights are rearranged when the model is loaded (linear.c). On a CPU that has such
-instructions, products of bfloat16 go to oneDNN, whose kernels use them.
+instructions, products of bfloat16 go to oneDNN, whose kernels use them. So do products of float32 with hundreds of rows
+on a CPU with vectors of 512 bits: on AMD's, MKL uses half of each vector.
 """
 
 import ctypes
@@ -154,7 +155,8 @@ def _pointer(tensor: Tensor | None) -> int | None:
 
 
 class OneDnnLinear:
-    """The same in bfloat16 by oneDNN, through the operators that torch's compiler uses to freeze weights."""
+    """The same by oneDNN, through the operators that torch's compiler uses to freeze weights. The bits of a row's
+    result depend on the number of rows."""
 
     __slots__ = ("_bias", "_weight")
 
@@ -169,17 +171,25 @@ class OneDnnLinear:
 
 
 def pack_linear(kernels: ctypes.CDLL, weight: Tensor, bias: Tensor | None) -> PackedLinear | OneDnnLinear:
-    """Returns this CPU's fastest product for a weight [out, in] and a bias [out]."""
-    if weight.dtype is torch.bfloat16 and kernels.has_bfloat16_products() and _has_onednn():
+    """Returns this CPU's fastest product for a weight [out, in] and a bias [out], if rows are few."""
+    if weight.dtype is torch.bfloat16 and kernels.has_bfloat16_products() and _has_onednn(weight.dtype):
         return OneDnnLinear(weight, bias)
     return PackedLinear(kernels, weight, bias, weight.dtype)
 
 
-def _has_onednn() -> bool:
-    """Whether this build of torch has oneDNN's products of bfloat16."""
+def pack_for_many_rows(kernels: ctypes.CDLL, weight: Tensor, bias: Tensor | None) -> PackedLinear | OneDnnLinear | None:
+    """Returns this CPU's fastest product for a weight [out, in] and a bias [out], if rows are hundreds; None: torch's
+    linear() is."""
+    if weight.dtype is not torch.float32:
+        return pack_linear(kernels, weight, bias)
+    return OneDnnLinear(weight, bias) if kernels.has_wide_vectors() and _has_onednn(weight.dtype) else None
+
+
+def _has_onednn(dtype: torch.dtype) -> bool:
+    """Whether this build of torch has oneDNN's products of this dtype."""
     has: bool = (
         torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-        and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        and (dtype is not torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
     )
     return has

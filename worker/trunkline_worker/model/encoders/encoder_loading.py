@@ -17,13 +17,13 @@ from trunkline_worker.model.config_json import DTYPES, read_dtype
 from trunkline_worker.model.encoders.encoder import Encoder
 from trunkline_worker.model.encoders.encoder_config import PooledEncoder
 from trunkline_worker.model.encoders.encoder_spec import EncoderSpec
-from trunkline_worker.model.encoders.encoder_weights import UNUSED, prefix_of, read_encoder
+from trunkline_worker.model.encoders.encoder_weights import UNUSED, pack_products, prefix_of, read_encoder
 from trunkline_worker.model.pooling.head_reading import files_of_head, read_head
 from trunkline_worker.model.pooling.pooling_head import PoolingHead
 from trunkline_worker.model.pooling.pooling_spec import PoolingSpec
 
 # Part of the fingerprint. Raise it when a change of the code changes the bits of results.
-ENCODER_BUILD = "4"
+ENCODER_BUILD = "5"
 MOST_TRITON_HEAD_DIM = 128  # of text_attention.py, which only systems with Triton can import
 
 
@@ -83,6 +83,8 @@ def load_encoder(
         checkpoint.check_all_read(())
         weight_digests = digests.digests()
     c_kernels = _c_kernels(kind) if kernels == "c" else None
+    if c_kernels is not None and not deterministic:
+        pack_products(weights, c_kernels)
     facts = (
         str(kind),
         ENCODER_BUILD,
