@@ -9,6 +9,9 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
+# Instruction sets by their flags in /proc/cpuinfo, the latest first.
+VECTORS = {"avx512_bf16": "AVX-512 and bfloat16", "avx512f": "AVX-512", "avx2": "AVX2"}
+
 
 def facts(command: str, machine: str, packages: Sequence[str] = ("trunkline", "numpy")) -> dict[str, str]:
     """The head of a report, by name. Call it before the runs, which last minutes: the code may change meanwhile.
@@ -30,10 +33,12 @@ def make_command(target: str, arguments: Sequence[str]) -> str:
 
 
 def cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
+    """The CPU's name, and the largest of VECTORS that it has: clouds hide which model of a family it is."""
+    told = dict(line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if ":" in line)
+    found = {name.strip(): value for name, value in told.items()}
+    flags = found.get("flags", "").split()
+    vectors = next((f" with {name}" for flag, name in VECTORS.items() if flag in flags), "")
+    return f"{found.get('model name', platform.machine()).strip()}{vectors}"
 
 
 def commit(checkout: Path = Path(__file__).parent) -> str:
