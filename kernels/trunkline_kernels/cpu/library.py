@@ -49,7 +49,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "add_rms_norm": (P, P, P, P, I64, I64, I32, F32),
     "rotate_and_write": (P, P, P, P, P, P, P, P, P, P, P, I64, I64, I32, I32, I32, I32, I32, F32),
     "silu_and_mul": (P, P, I64, I32),
-    "text_attention": (P, P, P, P, P, I64, I64, I64, I64, I32, I32, I64, F32, P, I64, I32),
+    "text_attention": (P, P, P, P, P, P, I32, I64),
     "greedy": (P, P, I64, I64),
     "greedy_allowed": (P, P, P, P, I64, I64, I64),
     "exclude": (P, P, P, I64, I64, I64),

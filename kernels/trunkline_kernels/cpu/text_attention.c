@@ -23,6 +23,14 @@ typedef struct {
     int64_t first, end;  /* positions of the queries */
 } queries;
 
+/* Whole texts, side by side without padding. */
+typedef struct {
+    const queries *items;
+    int64_t num_items, dim;
+    float *space; /* [threads, room] */
+    int64_t room, threads;
+} texts;
+
 static inline int64_t up(int64_t size, int64_t step) { return (size + step - 1) / step * step; }
 
 /* out = x @ y of ROWS rows of x and AT_ONCE columns of y, over the elements from `low` to `high` of a row of x. A row begins
@@ -67,18 +75,21 @@ int64_t text_attention_room(int64_t longest, int dim) {
 
 /* Every token of a text attends to all of its tokens, or to those at most `window` positions away; -1: to all. The
  * reference is full_attention.py. Other texts, and the number of threads, do not change the bits of a text's result.
- * q, k, v: [num_tokens, num_heads, dim], where a token begins `*_stride` elements after the one before
- * out: [num_tokens, num_heads, dim]; space: [threads, room] */
-void text_attention(const elem *q, const elem *k, const elem *v, elem *out, const queries *items, int64_t num_items,
-                    int64_t q_stride, int64_t k_stride, int64_t v_stride, int num_heads, int dim, int64_t window,
-                    float scale, float *space, int64_t room, int threads) {
+ * q, k, v: [num_tokens, num_heads, dim], where a token begins `strides` elements after the one before
+ * out: [num_tokens, num_heads, dim] */
+void text_attention(const texts *of_texts, const elem *q, const elem *k, const elem *v, const int64_t *strides, elem *out,
+                    int num_heads, int64_t window) {
+    const int64_t q_stride = strides[0], k_stride = strides[1], v_stride = strides[2];
+    const queries *items = of_texts->items;
+    const int dim = (int)of_texts->dim;
+    const float scale = 1.0f / sqrtf((float)dim);
     int64_t wide = up(dim, AT_ONCE);
-#pragma omp parallel for schedule(dynamic) num_threads(threads)
-    for (int64_t item = 0; item < num_items * num_heads; item++) {
+#pragma omp parallel for schedule(dynamic) num_threads(of_texts->threads)
+    for (int64_t item = 0; item < of_texts->num_items * num_heads; item++) {
         queries of = items[item / num_heads];
         int64_t head = item % num_heads * dim, length = of.length, padded = up(length, AT_ONCE);
         /* Keys are in panels of AT_ONCE tokens, [panel, dim, AT_ONCE], so that a panel lies in consecutive cache lines. */
-        float *keys = space + omp_get_thread_num() * room, *values = keys + dim * padded;
+        float *keys = of_texts->space + omp_get_thread_num() * of_texts->room, *values = keys + dim * padded;
         float *scores = values + padded * wide, *own = scores + ROWS * padded, *sums = own + ROWS * dim;
         int64_t oldest = 0, latest = length; /* what the queries see */
         if (window >= 0) {

@@ -7,7 +7,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trunkline_kernels.cpu.library import I64, P
+
 MOST_QUERIES = 512  # of a text that are one item of work: more are shared among threads
+
+
+class _Texts(ctypes.Structure):
+    _fields_ = (
+        ("items", P), ("num_items", I64), ("dim", I64), ("space", P), ("room", I64), ("threads", I64),
+    )  # fmt: skip
 
 
 class TextAttention:
@@ -24,9 +32,9 @@ class TextAttention:
         items.sort(key=lambda item: item[1], reverse=True)  # the longest first, so that threads end together
         self._items = np.array(items, np.int64)
         self._longest, self._num_tokens = max(lengths), sum(lengths)
-        self._threads = torch.get_num_threads()
-        self._room = kernels.text_attention_room(self._longest, head_dim)
-        self._space = torch.empty(self._threads * self._room, dtype=torch.float32)
+        room, threads = kernels.text_attention_room(self._longest, head_dim), torch.get_num_threads()
+        self._space = torch.empty(threads * room, dtype=torch.float32)
+        self._texts = _Texts(self._items.ctypes.data, len(items), head_dim, self._space.data_ptr(), room, threads)
 
     def of(self, q: Tensor, k: Tensor, v: Tensor, *, window: int | None) -> Tensor:
         """Every token of a text attends to all of its tokens, or to those at most `window` positions away.
@@ -38,9 +46,9 @@ class TextAttention:
         assert q.shape == k.shape == v.shape, "every token has a query, a key and a value"
         assert q.shape == (self._num_tokens, num_heads, dim), "the tokens are those of the texts"
         attended = q.new_empty(q.shape)
+        strides = (I64 * 3)(q.stride(0), k.stride(0), v.stride(0))
         self._kernels.text_attention(
-            q.data_ptr(), k.data_ptr(), v.data_ptr(), attended.data_ptr(), self._items.ctypes.data, len(self._items),
-            q.stride(0), k.stride(0), v.stride(0), num_heads, dim, -1 if window is None else min(window, self._longest),
-            dim**-0.5, self._space.data_ptr(), self._room, self._threads,
+            ctypes.byref(self._texts), q.data_ptr(), k.data_ptr(), v.data_ptr(), strides, attended.data_ptr(),
+            num_heads, -1 if window is None else min(window, self._longest),
         )  # fmt: skip
         return attended

@@ -19,6 +19,7 @@ from tests.worker.device.session import session
 from tests.worker.pooled.published import PUBLISHED
 from trunkline_kernels.gpu import text_attention
 from trunkline_worker.model.encoders.encoder import Encoder
+from trunkline_worker.model.encoders.encoder_attention import triton_attention
 from trunkline_worker.model.encoders.encoder_config import family_of, parse_encoder
 from trunkline_worker.model.encoders.encoder_weights import build_encoder
 from trunkline_worker.model.pooling.pooling_spec import Pooling
@@ -43,7 +44,7 @@ def encode(name: str, *, count: int, dtype: torch.dtype = torch.bfloat16) -> Fak
     limits = limits_of(vocab_size=vocab, context_length=min(CONTEXT, spec.context_length), is_divisible=False)
     with device.running():
         weights = build_encoder(spec, "", dtype, cuda, lambda target, name: None)
-        encoder = Encoder(spec, weights, deterministic=False, uses_triton=True)
+        encoder = Encoder(spec, weights, triton_attention(dtype, cuda), deterministic=False)
         runner = PoolingRunner(EncoderStates(encoder, cuda), head_of(spec.sizes.hidden, 1, Pooling.MEAN))
         for plan in prompt_plans(limits, seed=3, count=count):
             runner.forward(plan)

@@ -1,7 +1,6 @@
-"""Computes encoders: embeddings, layers of attention and feed-forward parts, in plain PyTorch on any device. Attention
-has kernels for GPUs and for CPUs."""
+"""Computes encoders: embeddings, layers of attention and feed-forward parts, in plain PyTorch on any device, but for
+attention and products, which have kernels."""
 
-import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
@@ -9,10 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, relu
 
-from trunkline_kernels.cpu.text_attention import TextAttention
-from trunkline_kernels.full_attention import full_attention
 from trunkline_kernels.rotary import apply_rotary
 from trunkline_kernels.row_tiles import map_row_tiles, tile_rows
+from trunkline_worker.model.encoders.encoder_attention import AttentionOf
 from trunkline_worker.model.encoders.encoder_spec import EncoderSpec
 from trunkline_worker.model.encoders.encoder_weights import EncoderLayerWeights, EncoderWeights, Norm
 from trunkline_worker.model.rotary_tables import rotary_tables
@@ -29,22 +27,14 @@ FUNCTIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 class Encoder:
     """Computes the hidden states of whole texts, side by side without padding.
 
-    uses_triton: for attention
-    c_kernels: for attention on a CPU; None: in plain PyTorch
     tile_rows: rows of a tile of map_row_tiles(), under --deterministic; else None
     """
 
     def __init__(
-        self,
-        spec: EncoderSpec,
-        weights: EncoderWeights,
-        *,
-        deterministic: bool,
-        uses_triton: bool = False,
-        c_kernels: ctypes.CDLL | None = None,
+        self, spec: EncoderSpec, weights: EncoderWeights, attention_of: AttentionOf, *, deterministic: bool
     ) -> None:
         self.spec = spec
-        self._uses_triton, self._c_kernels = uses_triton, c_kernels
+        self._attention_of = attention_of
         self._weights = weights
         self.tile_rows = tile_rows(_products(weights)) if deterministic else None
         self._activation = FUNCTIONS[spec.activation]
@@ -69,25 +59,13 @@ class Encoder:
         ).to(device)
         (residual,) = self._token_wise(self._embed, token_ids, positions, types)
         angles = {rope: [table[positions] for table in tables] for rope, tables in self._tables.items()}
-        attention = self._attention(lengths, device)
+        attention = self._attention_of(lengths)
         for spec, layer in zip(self.spec.layers, self._weights.layers, strict=True):
             rotation = angles[spec.rope] if spec.rope is not None else []
             q, k, v = self._token_wise(partial(self._before_attention, layer), residual, *rotation)
             attended = attention(q, k, v, window=spec.window)
             (residual,) = self._token_wise(partial(self._after_attention, layer), attended, residual)
         return self._token_wise(self._finish, residual)[0]
-
-    def _attention(self, lengths: Sequence[int], device: torch.device) -> Callable[..., Tensor]:
-        """Returns full_attention() of texts of these lengths."""
-        if self._c_kernels is not None:
-            return TextAttention(self._c_kernels, lengths, self.spec.sizes.head_dim).of
-        if not self._uses_triton:
-            return partial(full_attention, lengths=lengths, is_invariant=self.tile_rows is not None)
-        # Triton is not available on every system.
-        from trunkline_kernels.gpu.text_attention import text_attention, tiles_of_texts
-
-        tiles = tiles_of_texts(lengths, self._weights.words.dtype)
-        return partial(text_attention, tiles=torch.from_numpy(tiles).to(device))
 
     def _token_wise(self, function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
         return function(*inputs) if self.tile_rows is None else map_row_tiles(function, self.tile_rows, *inputs)

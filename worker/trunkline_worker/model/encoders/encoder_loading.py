@@ -15,6 +15,12 @@ from trunkline_worker.model.checkpoint.weight_digest import WeightDigests
 from trunkline_worker.model.checkpoint.weight_stream import WeightStream
 from trunkline_worker.model.config_json import DTYPES, read_dtype
 from trunkline_worker.model.encoders.encoder import Encoder
+from trunkline_worker.model.encoders.encoder_attention import (
+    AttentionOf,
+    c_attention,
+    torch_attention,
+    triton_attention,
+)
 from trunkline_worker.model.encoders.encoder_config import PooledEncoder
 from trunkline_worker.model.encoders.encoder_spec import EncoderSpec
 from trunkline_worker.model.encoders.encoder_weights import UNUSED, pack_products, prefix_of, read_encoder
@@ -85,6 +91,11 @@ def load_encoder(
     c_kernels = _c_kernels(kind) if kernels == "c" else None
     if c_kernels is not None and not deterministic:
         pack_products(weights, c_kernels)
+    attention_of: AttentionOf = torch_attention(is_invariant=deterministic)
+    if kernels == "triton":
+        attention_of = triton_attention(kind, device)
+    elif c_kernels is not None:
+        attention_of = c_attention(c_kernels, spec.sizes.head_dim)
     facts = (
         str(kind),
         ENCODER_BUILD,
@@ -95,9 +106,7 @@ def load_encoder(
         repr(pooling),
     )
     return LoadedEncoder(
-        encoder=Encoder(
-            spec, weights, deterministic=deterministic, uses_triton=kernels == "triton", c_kernels=c_kernels
-        ),
+        encoder=Encoder(spec, weights, attention_of, deterministic=deterministic),
         spec=spec,
         head=head,
         pooling=pooling,
