@@ -3,6 +3,7 @@
 import math
 import random
 import select
+import socket
 from threading import Semaphore
 
 import pytest
@@ -12,7 +13,8 @@ from trunkline.engine.v1.engine_pb2 import EngineRequest
 from trunkline.v1.generation_pb2 import FinishReason
 from trunkline_kernels.routing_rule import RoutingRule
 from trunkline_worker.engine.engine import Engine
-from trunkline_worker.engine.engine_process import run
+from trunkline_worker.engine.engine_process import FrontLink, Watchdog, run
+from trunkline_worker.link.channel import frame
 from trunkline_worker.runner.step_thread import InlineExecutor, StepRunner, ThreadedExecutor
 from trunkline_worker.step.plan import StepResult
 
@@ -307,4 +309,40 @@ def test_news_does_not_hide_a_step_that_hangs() -> None:
     run(engine, front, front)  # type: ignore[arg-type]
     assert front.progress == 1
     executor.released.release()
+    executor.close()
+
+
+@pytest.mark.parametrize("run_ahead", [0, 1])
+def test_preemptions_beside_a_step_on_a_thread_change_no_output(run_ahead: int) -> None:
+    submits = [make_submit(n, PROMPT[n:], max_tokens=100) for n in (1, 2, 3)]
+    expected = drive(make_engine(kv_blocks=64), submits).tokens
+    engine = make_engine(kv_blocks=12, admission="optimistic", itl_target_ms=0.0)
+    assert isinstance(engine.executor, InlineExecutor)
+    executor = ThreadedExecutor(engine.executor._runner, run_ahead)
+    engine.use(executor)
+    assert drive(engine, submits).tokens == expected
+    assert engine.scheduler.stats.preemptions > 0
+    executor.close()
+
+
+class Lost(ThreadedExecutor):
+    """A device that fails in the first step."""
+
+    def _next(self) -> StepResult | None:
+        result = super()._next()
+        if result is not None:
+            raise RuntimeError("the device is lost")
+        return result
+
+
+def test_an_exception_of_a_step_on_a_thread_ends_the_engine() -> None:
+    engine = make_engine(kv_blocks=64)
+    assert isinstance(engine.executor, InlineExecutor)
+    executor = Lost(engine.executor._runner)
+    engine.use(executor)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(frame(EngineRequest(submits=[make_submit(1, PROMPT, max_tokens=5)])))
+        with pytest.raises(RuntimeError, match="the device is lost"):
+            run(engine, FrontLink(ours), Watchdog(timeout_s=0.0))
     executor.close()
