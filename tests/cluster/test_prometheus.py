@@ -52,6 +52,7 @@ ABSENT = {
     "there is no TLS": {"trunkline_certificate_expires_in_seconds", "trunkline_certificate_lifetime_seconds"},
     "no request kills engines": {"trunkline_router_quarantines_total"},
     "the model calls no tools": {"trunkline_router_tool_calls_total"},
+    "the model has no experts": {"trunkline_worker_expert_imbalance"},
 }
 NOT_HERE = {name for names in ABSENT.values() for name in names}
 
