@@ -26,7 +26,6 @@ from trunkline_kernels.cpu.packed_linear import (
     OneDnnLinear,
     PackedLinear,
     pack_for_many_rows,
-    pack_linear,
 )
 from trunkline_kernels.quantized_weight import GROUP, KINDS, QuantizedWeight, dequantize, packed_int4, quantize
 from trunkline_kernels.ragged_batch import KVLayer, RaggedBatch
@@ -356,21 +355,14 @@ def test_values_that_are_not_finite_stay_in_their_rows_and_outputs(dtype: torch.
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_this_cpus_products_equal_plain_ones(dtype: torch.dtype) -> None:
-    kernels = kernels_of(dtype, "native")
-    weight, bias, x = torch.randn(96, 40).to(dtype), torch.randn(96).to(dtype), torch.randn(9, 40).to(dtype)
-    product = pack_linear(kernels, weight, bias)
-    assert isinstance(product, OneDnnLinear) == (dtype is torch.bfloat16 and kernels.has_bfloat16_products())
-    torch.testing.assert_close(product.multiply(x), torch.nn.functional.linear(x, weight, bias), atol=2e-1, rtol=2e-2)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_products_of_many_rows_equal_plain_ones(dtype: torch.dtype, build: str) -> None:
     kernels = kernels_of(dtype, build)
     weight, bias, x = torch.randn(96, 40).to(dtype), torch.randn(96).to(dtype), torch.randn(300, 40).to(dtype)
     product = pack_for_many_rows(kernels, weight, bias)
     if dtype is torch.float32:  # of a build with smaller vectors, torch's linear() is the fastest
         assert isinstance(product, OneDnnLinear) == kernels.has_wide_vectors() == (product is not None)
+    else:
+        assert isinstance(product, OneDnnLinear if kernels.has_bfloat16_products() else PackedLinear)
     if product is not None:
         expected = torch.nn.functional.linear(x, weight, bias)
         torch.testing.assert_close(product.multiply(x), expected, atol=2e-1, rtol=2e-2)

@@ -3,7 +3,7 @@
  * The weights lie in panels of PANEL outputs, input by input, so that a product reads them once and in order. A tile of
  * the result, up to TILE rows by PANEL outputs, stays in registers while the inputs pass. A 32-bit word of an output
  * has one input of float32 weights, two of bfloat16, four of 8 bits or eight of 4 bits, the first one in its lowest
- * bits, so that shifts and masks widen them to float32.
+ * bits, so that shifts and masks widen them to float32. A CPU that multiplies pairs of bfloat16 takes words as they are.
  *
  * A build is for weights of its element type or, with -DWEIGHT_BITS=8 or 4, for quantised ones, which stand for
  * stored * scale + offset. Inputs share scale and offset in groups: the group's sum of stored values times inputs is
@@ -70,11 +70,19 @@ typedef uint16_t counts __attribute__((vector_size(4 * LANES), aligned(4), may_a
 #endif
 #if WEIGHT_BITS && defined(BF16)
 #define INTEGERS 1
+#define PAIRS 0
 #define PARTS (STEP / 2) /* factors of a word: pairs of its inputs, `PARTS` apart */
 typedef uint32_t factor __attribute__((may_alias));
 typedef ints totals;
+#elif defined(BF16) && defined(__AVX512BF16__) && LANES == 16
+#define INTEGERS 0
+#define PAIRS 1 /* of bfloat16, which the CPU multiplies and adds in one instruction */
+#define PARTS 1
+typedef uint32_t factor __attribute__((may_alias));
+typedef floats totals;
 #else
 #define INTEGERS 0
+#define PAIRS 0
 #define PARTS STEP
 typedef float factor;
 typedef floats totals;
@@ -167,6 +175,13 @@ INLINE ints added(ints sum, ints weight, uint32_t x) {
     __asm__("" : REGISTER(sum)); /* else GCC adds up the products first, and keeps them in memory */
 #endif
     return sum;
+}
+#elif PAIRS
+INLINE floats widened(const uint32_t *from, int part) { return *(const floats *)from; }
+
+/* Adds the products of each two of 16 bits, first the one of the high bits. */
+INLINE floats added(floats sum, floats weight, uint32_t x) {
+    return (floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)weight, (__m512bh)_mm512_set1_epi32((int)x));
 }
 #else
 /* LANES outputs of one of a word's inputs, as float32. Those of quantised weights are too large by a power of two, and
@@ -338,6 +353,11 @@ static void arrange_row(const elem *row, const weights *w, factor *pairs, float 
         }
     }
 }
+#elif PAIRS
+static void arrange_row(const elem *row, const weights *w, factor *pairs, float *powers, float *x_sums, int rows,
+                        int64_t in) {
+    for (int64_t i = 0; i < in; i += 2) pairs[i / 2 * rows] = row[i] | (i + 1 < in ? (uint32_t)row[i + 1] << 16 : 0);
+}
 #else
 /* By which inputs of a word are multiplied, for widened(). */
 #if WEIGHT_BITS == 8
@@ -440,7 +460,7 @@ static void compute(const memory *m, const product *p, int64_t first_tile, int64
 #define GROUP 4   /* panels of an item of parallel work */
 #define SHARES 32 /* in which a thread takes its items, so that a slow one leaves some to others */
 
-/* Whether this build's CPU has instructions for products of bfloat16, for which oneDNN has kernels. */
+/* Whether this build's CPU has instructions for products of bfloat16. */
 int has_bfloat16_products(void) {
 #ifdef __AVX512BF16__
     return 1;
@@ -449,7 +469,7 @@ int has_bfloat16_products(void) {
 #endif
 }
 
-/* Whether this build has vectors of 512 bits, for which oneDNN has kernels of float32. */
+/* Whether this build has vectors of 512 bits. */
 int has_wide_vectors(void) { return LANES == 16; }
 
 /* Computes products of one size side by side.  x: [rows, in]; sources: as in arrange() */

@@ -1,9 +1,8 @@
 """Matrix products with weights that are rearranged once.
 
 In torch's linear(), oneDNN or the BLAS rearranges the weights in every call, and multiplies bfloat16 slowly on a CPU
-without instructions for it. Here the weights are rearranged when the model is loaded (linear.c). On a CPU that has such
-instructions, products of bfloat16 go to oneDNN, whose kernels use them. So do products of float32 with hundreds of rows
-on a CPU with vectors of 512 bits: on AMD's, MKL uses half of each vector.
+without instructions for it. Here the weights are rearranged when the model is loaded (linear.c). With hundreds of rows,
+oneDNN's kernels for AVX-512 are faster; torch's linear() leaves float32 to MKL, which has none for AMD's CPUs.
 """
 
 import ctypes
@@ -170,19 +169,13 @@ class OneDnnLinear:
         return product
 
 
-def pack_linear(kernels: ctypes.CDLL, weight: Tensor, bias: Tensor | None) -> PackedLinear | OneDnnLinear:
-    """Returns this CPU's fastest product for a weight [out, in] and a bias [out], if rows are few."""
-    if weight.dtype is torch.bfloat16 and kernels.has_bfloat16_products() and _has_onednn(weight.dtype):
-        return OneDnnLinear(weight, bias)
-    return PackedLinear(kernels, weight, bias, weight.dtype)
-
-
 def pack_for_many_rows(kernels: ctypes.CDLL, weight: Tensor, bias: Tensor | None) -> PackedLinear | OneDnnLinear | None:
     """Returns this CPU's fastest product for a weight [out, in] and a bias [out], if rows are hundreds; None: torch's
     linear() is."""
-    if weight.dtype is not torch.float32:
-        return pack_linear(kernels, weight, bias)
-    return OneDnnLinear(weight, bias) if kernels.has_wide_vectors() and _has_onednn(weight.dtype) else None
+    is_wide = kernels.has_wide_vectors() if weight.dtype is torch.float32 else kernels.has_bfloat16_products()
+    if is_wide and _has_onednn(weight.dtype):
+        return OneDnnLinear(weight, bias)
+    return None if weight.dtype is torch.float32 else PackedLinear(kernels, weight, bias, weight.dtype)
 
 
 def _has_onednn(dtype: torch.dtype) -> bool:

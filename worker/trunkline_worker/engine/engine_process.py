@@ -21,6 +21,7 @@ import torch
 
 from trunkline.engine.v1.engine_pb2 import EngineFailed, EngineProgress, EngineReady, EngineRequest, EngineResponse
 from trunkline_kernels.cpu.library import end_openmp_threads
+from trunkline_worker.engine.allocator import keep_freed_memory
 from trunkline_worker.engine.assembly import assemble, pick_device
 from trunkline_worker.engine.engine import Engine
 from trunkline_worker.engine.step_runner import own_gpu
@@ -159,6 +160,8 @@ def start(settings: EngineSettings, link: FrontLink, recorder: FlightRecorder) -
     try:
         torch.set_num_threads(settings.threads or len(os.sched_getaffinity(0)))
         device = pick_device(settings.device)
+        if device.type == "cpu":
+            keep_freed_memory()  # before there are threads with arenas of their own
         report(f"loading {Path(settings.model).name} onto {device.type}")
         gpu = own_gpu(device)
         engine, description, notes = assemble(settings, device, report, gpu.name)

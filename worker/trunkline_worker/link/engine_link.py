@@ -24,13 +24,6 @@ ENGINE_COMMAND = (sys.executable, "-m", "trunkline_worker.engine.engine_process"
 RECEIVE_BYTES = 1 << 20
 QUESTION_PERIOD_S = 5.0  # between an answer of the engine and the next request for statistics
 LAST_OUTPUT_S = 1.0  # for the last lines of an engine that has ended
-# For glibc's allocator: the engine keeps the memory that a step frees for the next one, in one arena: others hold
-# at most 64 MiB. With the defaults, page faults are up to a tenth of a step of long prompts on a CPU.
-KEPT_MEMORY = {
-    "MALLOC_ARENA_MAX": "1",
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the most that glibc takes
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
-}
 STOP_GRACE_S = 2.0  # an engine that does not finish its step within this time after it was asked to stop is killed
 
 
@@ -81,7 +74,6 @@ class EngineLink:
             [*self._command, *arguments],
             pass_fds=[theirs.fileno(), record.fileno()],
             process_group=0,
-            env={**KEPT_MEMORY, **os.environ},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -3,8 +3,8 @@
 It computes the same function as decoder.Decoder, which is its reference. decoder.Decoder is used where these kernels do
 not apply: in float16, with very large heads or rows, and where there is no C compiler.
 
-Except in oneDNN's products, a row's result depends neither on the other rows nor on how its prompt was cut into steps.
-So --deterministic uses the packed products everywhere.
+A row's result depends neither on the other rows nor on how its prompt was cut into steps, so --deterministic changes
+nothing here.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ from torch import Tensor
 from trunkline_kernels.cpu.library import library
 from trunkline_kernels.cpu.packed_experts import PackedExperts
 from trunkline_kernels.cpu.packed_layers import LayerSizes, PackedLayer, PackedLayers
-from trunkline_kernels.cpu.packed_linear import QUANTIZED_BITS, PackedLinear, pack_linear
+from trunkline_kernels.cpu.packed_linear import QUANTIZED_BITS, PackedLinear
 from trunkline_kernels.ragged_batch import KVLayer, PagedBatch
 from trunkline_kernels.token_masks import RowMasks
 from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
@@ -47,7 +47,6 @@ def cpu_decoder(
     weights: DecoderWeights[StoredLinear],
     *,
     context_length: int,
-    deterministic: bool,
 ) -> "CpuDecoder | None":
     """Returns the decoder for these weights, or None if the kernels do not support them. Empties weights.layers. Raises
     ModelError if TRUNKLINE_MARCH names a build that this CPU cannot run."""
@@ -66,7 +65,7 @@ def cpu_decoder(
     if kernels is None or len(quantized_kernels) < len(kinds):
         return None
 
-    pack = Packing(kernels, quantized_kernels, dtype, deterministic)
+    pack = Packing(kernels, quantized_kernels, dtype)
     return CpuDecoder(spec, weights, kernels, pack, context_length)
 
 
@@ -90,14 +89,11 @@ class Packing:
     kernels: ctypes.CDLL
     quantized_kernels: Mapping[str, ctypes.CDLL]  # by the kind of weights
     dtype: torch.dtype
-    deterministic: bool
 
     def product(self, product: StoredLinear) -> Weight:
         if isinstance(product, SplitLinear):
             return SplitLinear(tuple(map(self.product, product.parts)))
-        if isinstance(product, QuantizedLinear) or self.deterministic:
-            return self._packed(product)
-        return pack_linear(self.kernels, product.weight, product.bias)
+        return self._packed(product)
 
     def experts(self, w: ExpertsWeights[StoredLinear], loads: Tensor) -> CpuExperts:
         numbers = range(w.rule.num_experts)

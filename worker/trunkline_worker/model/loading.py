@@ -214,7 +214,7 @@ def _host_decoder(
 ) -> Decoder | CpuDecoder:
     """Returns the decoder with the C kernels, if they are asked for and support the model, else that in torch."""
     if kernels == "c":
-        decoder = cpu_decoder(spec, weights, context_length=context_length, deterministic=deterministic)
+        decoder = cpu_decoder(spec, weights, context_length=context_length)
         if decoder is not None:
             return decoder
         if quantization != "none":
