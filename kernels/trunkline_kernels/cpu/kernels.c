@@ -3,13 +3,14 @@
  * Compiled once per element type: bfloat16 with -DBF16, else float32; see library.py. The PyTorch references in the
  * parent folder define the results, and tests compare them. Sums are in float32 for both types.
  *
- * Loops are plain C that the compiler vectorises for the machine. The one exception is the dot product of bfloat16, for
- * which AVX-512 has an instruction that compilers do not generate.
+ * Most loops are plain C that the compiler vectorises for the machine. Attention has vectors of its own, and the dot product
+ * of bfloat16 an instruction of AVX-512 that compilers do not generate.
  */
 #include "element.h"
 #include "exponential.h"
 #include "linear.h"
 #include "ranges.h"
+#include "vectors.h"
 
 #include <math.h>
 #include <omp.h>
@@ -23,50 +24,134 @@
 #define ROWS_AT_ONCE 4 /* queries of one sequence that share each read of keys and values */
 #define CACHE_LINE 64  /* bytes */
 #define MAX_GROUP 16   /* query heads of one KV head */
+#define HEADS 3        /* of a query whose sums over values stay in registers, with VECTORS of each */
+#define VECTORS 4
 
-/* Queries and keys as dot() takes them: bfloat16 is widened before, once for all products, unless AVX-512 has an
+/* Queries and keys as scores_of() takes them: bfloat16 is widened before, once for all products, unless AVX-512 has an
  * instruction for it. */
-#if defined(BF16) && !defined(__AVX512BF16__)
-#define WIDENS
-typedef float factor;
-#else
+#if defined(BF16) && defined(__AVX512BF16__) && LANES == 16
 typedef elem factor;
-#endif
-
-/* The dot product of a query row and a key. */
-static inline float dot(const factor *restrict q, const factor *restrict k, int dim) {
-    int i = 0;
-    float sum = 0.0f;
-#if defined(BF16) && !defined(WIDENS)
-    if (dim >= 32) {
-        __m512 acc = _mm512_setzero_ps();
-        for (; i + 32 <= dim; i += 32)
-            acc = _mm512_dpbf16_ps(acc, (__m512bh)_mm512_loadu_si512(q + i), (__m512bh)_mm512_loadu_si512(k + i));
-        sum = _mm512_reduce_add_ps(acc);
-    }
-    float rest = 0.0f;
-#pragma omp simd reduction(+ : rest)
-    for (int j = i; j < dim; j++) rest += load(q[j]) * load(k[j]);
-    return sum + rest;
+#define AT_ONCE 32 /* elements of a row that are multiplied at once */
+INLINE floats multiply_add(const factor *q, const factor *k, floats sum) {
+    return (floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_loadu_si512(q), (__m512bh)_mm512_loadu_si512(k));
+}
+INLINE factor as_factor(elem x) { return x; }
 #else
-#pragma omp simd reduction(+ : sum)
-    for (int j = i; j < dim; j++) sum += q[j] * k[j];
-    return sum;
-#endif
+typedef float factor;
+#define AT_ONCE LANES
+INLINE floats multiply_add(const factor *q, const factor *k, floats sum) {
+    return sum + *(const floats *)q * *(const floats *)k;
 }
+INLINE factor as_factor(elem x) { return load(x); }
+#endif
+#define MAX_WIDTH (MAX_HEAD_DIM + AT_ONCE) /* of a padded row */
 
-#ifdef WIDENS
-/* Widens the first `dim` elements of each of `count` rows. to: [count, dim] */
-static inline void widen_rows(const elem *from, int64_t stride, float *to, int count, int dim) {
-    for (int t = 0; t < count; t++)
+static inline int padded(int dim) { return (dim + AT_ONCE - 1) / AT_ONCE * AT_ONCE; }
+
+/* Copies the first `dim` elements of each of `count` rows, and pads them with zeros. to: [count, padded(dim)] */
+static inline void copy_rows(const elem *from, int64_t stride, factor *to, int count, int dim) {
+    int width = padded(dim);
+    for (int t = 0; t < count; t++) {
 #pragma omp simd
-        for (int i = 0; i < dim; i++) to[t * dim + i] = load(from[t * stride + i]);
+        for (int i = 0; i < dim; i++) to[t * width + i] = as_factor(from[t * stride + i]);
+        for (int i = dim; i < width; i++) to[t * width + i] = 0;
+    }
 }
-#endif
 
 /* Fetches a row of `dim` elements, which will be read soon, into the cache. */
 static inline void prefetch(const elem *row, int dim) {
     for (int i = 0; i < dim; i += CACHE_LINE / (int)sizeof(elem)) __builtin_prefetch(row + i);
+}
+
+/* The products of a query with `count` keys, up to SEGMENT. scores: [SEGMENT]; those of absent keys are arbitrary */
+INLINE void scores_of(const factor *q, const factor *k, int64_t stride, int count, int width, float *scores) {
+    for (int first = 0; first < SEGMENT; first += LANES) {
+        floats sums[LANES] = {{0}};
+        const factor *keys[LANES];
+#pragma GCC unroll 16
+        for (int t = 0; t < LANES; t++) keys[t] = k + (first + t < count ? first + t : 0) * stride;
+        for (int i = 0; i < width; i += AT_ONCE)
+#pragma GCC unroll 16
+            for (int t = 0; t < LANES; t++) sums[t] = multiply_add(q + i, keys[t] + i, sums[t]);
+        *(floats *)(scores + first) = sums_of_lanes(sums);
+    }
+}
+
+/* LANES values as float32. */
+INLINE floats loaded(const elem *x) {
+#ifdef BF16
+    typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+    typedef uint32_t words __attribute__((vector_size(4 * LANES)));
+    return (floats)(__builtin_convertvector(*(const halves *)x, words) << 16);
+#else
+    return *(const floats *)x;
+#endif
+}
+
+/* The values of a segment. */
+typedef struct {
+    const elem *first; /* of its first key */
+    int64_t stride;    /* from key to key */
+    int low, high;     /* keys that the queries see */
+    /* What the next segment begins with, keys and values: too few for the CPU to foresee them. Fetched key by key, they do
+     * not hold up the loads of this segment. */
+    const elem *next[2];
+    int64_t next_stride;
+} segment;
+
+/* Adds the values from element `at` on to the sums of `heads` heads, `vectors` vectors of each, after the sums shrink.
+ * weights: [heads][SEGMENT]; sums: [heads][MAX_WIDTH] */
+INLINE void add_values(const segment *of, int at, const float (*weights)[SEGMENT], const float *shrink, float *sums,
+                       const int heads, const int vectors) {
+    floats acc[HEADS][VECTORS];
+    for (int h = 0; h < heads; h++)
+        for (int i = 0; i < vectors; i++) acc[h][i] = *(floats *)(sums + h * MAX_WIDTH + at + i * LANES) * shrink[h];
+    for (int t = of->low; t < of->high; t++) {
+        for (int part = 0; part < 2; part++) prefetch(of->next[part] + t * of->next_stride + at, vectors * LANES);
+        floats value[VECTORS];
+#pragma GCC unroll 4
+        for (int i = 0; i < vectors; i++) value[i] = loaded(of->first + t * of->stride + at + i * LANES);
+#pragma GCC unroll 3
+        for (int h = 0; h < heads; h++)
+#pragma GCC unroll 4
+            for (int i = 0; i < vectors; i++) acc[h][i] += weights[h][t] * value[i];
+    }
+    for (int h = 0; h < heads; h++)
+        for (int i = 0; i < vectors; i++) *(floats *)(sums + h * MAX_WIDTH + at + i * LANES) = acc[h][i];
+}
+
+/* The same with constant sizes, so that all sums stay in registers. */
+static void add_some_values(const segment *of, int at, const float (*weights)[SEGMENT], const float *shrink, float *sums,
+                            int heads, int vectors) {
+#define CASE(H, V) \
+    case (H) * 8 + (V): add_values(of, at, weights, shrink, sums, H, V); return;
+    switch (heads * 8 + vectors) {
+        CASE(1, 1) CASE(1, 2) CASE(1, 3) CASE(1, 4)
+        CASE(2, 1) CASE(2, 2) CASE(2, 3) CASE(2, 4)
+        CASE(3, 1) CASE(3, 2) CASE(3, 3) CASE(3, 4)
+    }
+#undef CASE
+}
+
+/* Turns scores into weights, of the keys from `low` to `high`, and the others into zero. Returns by what earlier sums
+ * shrink. */
+INLINE float weigh(float *scores, int low, int high, float scale, float *peak, float *total) {
+    float best = *peak, sum = 0.0f;
+#pragma omp simd
+    for (int t = 0; t < SEGMENT; t++) scores[t] = t >= low && t < high ? scores[t] * scale : -INFINITY;
+#pragma omp simd reduction(max : best)
+    for (int t = 0; t < SEGMENT; t++) best = scores[t] > best ? scores[t] : best;
+    float shrink = *peak == -INFINITY ? 0.0f : fast_exp(*peak - best);
+#pragma omp simd
+    for (int t = 0; t < SEGMENT; t++) {
+        float weight = fast_exp(scores[t] - best);
+        scores[t] = t >= low && t < high ? weight : 0.0f;
+    }
+#pragma omp simd reduction(+ : sum)
+    for (int t = 0; t < SEGMENT; t++) sum += scores[t];
+    *total = *total * shrink + sum;
+    *peak = best;
+    return shrink;
 }
 
 /* Attention of `rows` queries of one sequence, at consecutive positions from `first`, for `group` query heads of a KV head.
@@ -74,22 +159,15 @@ static inline void prefetch(const elem *row, int dim) {
 static void attend(const elem *q, const elem *keys, const elem *values, const int64_t *table, elem *out, int rows,
                    int64_t first, int64_t window, int group, int dim, int64_t row_stride, int64_t token_stride,
                    int64_t block_stride, int block_size, float scale) {
-    float acc[ROWS_AT_ONCE * MAX_GROUP][MAX_HEAD_DIM];
-    float peak[ROWS_AT_ONCE * MAX_GROUP], total[ROWS_AT_ONCE * MAX_GROUP];
-    float p[ROWS_AT_ONCE * MAX_GROUP][SEGMENT];
-    int heads = rows * group;
-#ifdef WIDENS
-    float queries[ROWS_AT_ONCE * MAX_GROUP * MAX_HEAD_DIM], widened[SEGMENT * MAX_HEAD_DIM];
-    for (int row = 0; row < rows; row++) widen_rows(q + row * row_stride, dim, queries + row * group * dim, group, dim);
-    int64_t query_stride = (int64_t)group * dim, key_stride = dim;
-#else
-    const elem *queries = q;
-    int64_t query_stride = row_stride, key_stride = token_stride;
-#endif
+    int heads = rows * group, width = padded(dim), is_copied = sizeof(factor) != sizeof(elem) || width != dim;
+    float sums[heads * MAX_WIDTH], peak[heads], total[heads];
+    factor queries[heads * width], copied[is_copied ? SEGMENT * width : 1];
+    elem copied_values[SEGMENT * MAX_WIDTH];
+    for (int row = 0; row < rows; row++) copy_rows(q + row * row_stride, dim, queries + row * group * width, group, dim);
     for (int h = 0; h < heads; h++) {
         peak[h] = -INFINITY;
         total[h] = 0.0f;
-        memset(acc[h], 0, dim * sizeof(float));
+        memset(sums + h * MAX_WIDTH, 0, MAX_WIDTH * sizeof(float));
     }
     int64_t end = first + rows; /* keys before this position are visible to at least one query */
     int64_t begin = window > 0 && first - window + 1 > 0 ? first - window + 1 : 0;
@@ -99,67 +177,37 @@ static void attend(const elem *q, const elem *keys, const elem *values, const in
         int count = block_size - offset < SEGMENT ? (int)(block_size - offset) : SEGMENT;
         if (count > end - at) count = (int)(end - at);
         int64_t place = table[at / block_size] * block_stride + offset * token_stride;
-        const elem *v = values + place;
-        const factor *k;
-#ifdef WIDENS
-        widen_rows(keys + place, token_stride, widened, count, dim);
-        k = widened;
-#else
-        k = keys + place;
-#endif
+        const factor *k = is_copied ? copied : (const factor *)(keys + place);
         int64_t next = at + count < end ? at + count : at;
         int64_t ahead = table[next / block_size] * block_stride + next % block_size * token_stride;
+        segment of = {.first = values + place, .stride = token_stride, .next = {keys + ahead, values + ahead},
+                      .next_stride = token_stride};
+        if (is_copied) copy_rows(keys + place, token_stride, copied, count, dim);
+        if (dim % LANES) { /* the last vector would reach beyond the values */
+            for (int t = 0; t < count; t++)
+                memcpy(copied_values + t * MAX_WIDTH, of.first + t * token_stride, dim * sizeof(elem));
+            of.first = copied_values;
+            of.stride = MAX_WIDTH;
+        }
         for (int row = 0; row < rows; row++) {
             int64_t position = first + row;
             int64_t oldest = window > 0 ? position - window + 1 : 0;
-            int low = oldest > at ? (int)(oldest - at) : 0;
-            int high = position - at + 1 < count ? (int)(position - at + 1) : count;
-            for (int g = 0; g < group; g++) {
+            of.low = oldest > at ? (int)(oldest - at) : 0;
+            of.high = position - at + 1 < count ? (int)(position - at + 1) : count;
+            if (of.low >= of.high) continue;
+            for (int g = 0, some; g < group; g += some) {
+                some = group - g < HEADS ? group - g : HEADS;
                 int h = row * group + g;
-                float *s = p[h];
-                for (int t = 0; t < SEGMENT; t++) s[t] = 0.0f;
-                if (low >= high) continue;
-                const factor *query = queries + row * query_stride + g * dim;
-                float best = peak[h];
-                for (int t = low; t < high; t++) {
-                    s[t] = dot(query, k + t * key_stride, dim) * scale;
-                    best = s[t] > best || s[t] != s[t] ? s[t] : best;
+                float weights[HEADS][SEGMENT], shrink[HEADS];
+                for (int j = 0; j < some; j++) {
+                    scores_of(queries + (h + j) * width, k, is_copied ? width : token_stride, count, width, weights[j]);
+                    shrink[j] = weigh(weights[j], of.low, of.high, scale, &peak[h + j], &total[h + j]);
                 }
-                float shrink = peak[h] == -INFINITY ? 0.0f : fast_exp(peak[h] - best);
-                float sum = 0.0f;
-                float e[SEGMENT];
-#pragma omp simd
-                for (int t = 0; t < SEGMENT; t++) e[t] = fast_exp(s[t] - best);
-#pragma omp simd reduction(+ : sum)
-                for (int t = 0; t < SEGMENT; t++) {
-                    e[t] = t >= low && t < high ? e[t] : 0.0f;
-                    sum += e[t];
+                for (int i = 0; i < dim; i += VECTORS * LANES) {
+                    int vectors = (dim - i + LANES - 1) / LANES;
+                    add_some_values(&of, i, weights, shrink, sums + h * MAX_WIDTH, some,
+                                    vectors < VECTORS ? vectors : VECTORS);
                 }
-                memcpy(s, e, sizeof(e));
-                if (best != best) s[low] = sum = best; /* propagates a NaN */
-                total[h] = total[h] * shrink + sum;
-                peak[h] = best;
-                if (shrink != 1.0f) {
-#pragma omp simd
-                    for (int i = 0; i < dim; i++) acc[h][i] *= shrink;
-                }
-            }
-        }
-        for (int t = 0; t < count; t++) {
-            float row_v[MAX_HEAD_DIM];
-            const elem *value = v + t * token_stride;
-            /* A block's keys, and values, are too few for the CPU to foresee the next ones. Fetched row by row, they do not
-             * hold up the loads of this segment. */
-            prefetch(keys + ahead + t * token_stride, dim);
-            prefetch(values + ahead + t * token_stride, dim);
-#pragma omp simd
-            for (int i = 0; i < dim; i++) row_v[i] = load(value[i]);
-            for (int h = 0; h < heads; h++) {
-                float weight = p[h][t];
-                if (weight == 0.0f) continue; /* not visible, or without weight: the stored value must not matter */
-                float *a = acc[h];
-#pragma omp simd
-                for (int i = 0; i < dim; i++) a[i] += weight * row_v[i];
             }
         }
         at += count;
@@ -170,7 +218,7 @@ static void attend(const elem *q, const elem *keys, const elem *values, const in
             float inverse = 1.0f / total[h];
             elem *o = out + row * row_stride + g * dim;
 #pragma omp simd
-            for (int i = 0; i < dim; i++) o[i] = store(acc[h][i] * inverse);
+            for (int i = 0; i < dim; i++) o[i] = store(sums[h * MAX_WIDTH + i] * inverse);
         }
 }
 

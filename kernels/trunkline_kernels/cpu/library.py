@@ -23,7 +23,7 @@ import torch
 FOLDER = Path(__file__).parent
 PRODUCTS = "linear.c"  # all that the builds for quantised weights have
 SOURCES = ("kernels.c", "experts.c", "text_attention.c", PRODUCTS)
-HEADERS = ("element.h", "exponential.h", "linear.h", "ranges.h")
+HEADERS = ("element.h", "exponential.h", "linear.h", "ranges.h", "vectors.h")
 # No -ffast-math, because NaN and infinity must be preserved. Pragmas allow reordering of certain sums.
 FLAGS = (
     "-O3",

@@ -1,17 +1,10 @@
 /* Attention in both directions over whole texts, side by side without padding. */
 #include "element.h"
 #include "exponential.h"
+#include "vectors.h"
 
 #include <omp.h>
 #include <string.h>
-
-#if defined(LANES) /* by tests */
-#elif defined(__AVX512F__)
-#define LANES 16
-#else
-#define LANES 8
-#endif
-typedef float floats __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 #define ROWS 6    /* queries that share each read of keys and values: their sums stay in registers */
 #define VECTORS 2 /* of sums for each query */
@@ -35,9 +28,8 @@ static inline int64_t up(int64_t size, int64_t step) { return (size + step - 1) 
 
 /* out = x @ y of ROWS rows of x and AT_ONCE columns of y, over the elements from `low` to `high` of a row of x. A row begins
  * `*_stride` elements after the one before. */
-static inline __attribute__((always_inline)) void multiply(const float *x, int64_t x_stride, const float *y,
-                                                           int64_t y_stride, float *out, int64_t out_stride,
-                                                           int64_t low, int64_t high) {
+INLINE void multiply(const float *x, int64_t x_stride, const float *y, int64_t y_stride, float *out, int64_t out_stride,
+                     int64_t low, int64_t high) {
     floats acc[ROWS][VECTORS] = {{{0}}};
     for (int64_t i = low; i < high; i++)
 #pragma GCC unroll 6
