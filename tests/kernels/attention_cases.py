@@ -24,18 +24,24 @@ def naive(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: int, window:
 
 
 def make_case(
-    shapes: list[tuple[int, int]], heads: int, kv_heads: int, dtype: torch.dtype = torch.float32
+    shapes: list[tuple[int, int]],
+    heads: int,
+    kv_heads: int,
+    dtype: torch.dtype = torch.float32,
+    *,
+    head_dim: int = HEAD_DIM,
+    block_size: int = BLOCK,
 ) -> tuple[torch.Tensor, KVLayer, RaggedBatch, list[tuple[torch.Tensor, torch.Tensor]]]:
     """`shapes`: (query_len, context_len) of each sequence; `dtype`: of queries and pool.
 
     The layer is the middle one of three. Slots that hold nothing are NaN, but for the zero block, and so are the other
     layers."""
     generator = torch.Generator().manual_seed(0)
-    blocks_of = [-(-context // BLOCK) for _, context in shapes]
+    blocks_of = [-(-context // block_size) for _, context in shapes]
     num_blocks = sum(blocks_of) + 5
     pool = allocate_kv(
-        num_layers=3, num_blocks=num_blocks, block_size=BLOCK, num_kv_heads=kv_heads, head_dim=HEAD_DIM, dtype=dtype,
-        device=torch.device("cpu"),
+        num_layers=3, num_blocks=num_blocks, block_size=block_size, num_kv_heads=kv_heads, head_dim=head_dim,
+        dtype=dtype, device=torch.device("cpu"),
     )  # fmt: skip
     pool.blocks[:-1] = math.nan
     kv = pool.layers[1]
@@ -46,21 +52,21 @@ def make_case(
         blocks = torch.tensor([order.pop() for _ in range(blocks_of[i])])
         tables[i, : len(blocks)] = blocks
         where = torch.arange(context)
-        at = blocks[where // BLOCK], where % BLOCK
-        k, v = (torch.randn(context, kv_heads, HEAD_DIM, generator=generator) for _ in range(2))
+        at = blocks[where // block_size], where % block_size
+        k, v = (torch.randn(context, kv_heads, head_dim, generator=generator) for _ in range(2))
         kv.keys[at], kv.values[at] = k.to(dtype), v.to(dtype)
         truth.append((k, v))
         positions.append(where[context - query_len :])
-        slots.append((at[0] * BLOCK + at[1])[context - query_len :])
+        slots.append((at[0] * block_size + at[1])[context - query_len :])
     batch = RaggedBatch(
         positions=torch.cat(positions),
         slots=torch.cat(slots),
         query_lens=[query_len for query_len, _ in shapes],
         context_lens=[context for _, context in shapes],
         block_tables=tables,
-        block_size=BLOCK,
+        block_size=block_size,
     )
-    q = torch.randn(sum(batch.query_lens), heads, HEAD_DIM, generator=generator)
+    q = torch.randn(sum(batch.query_lens), heads, head_dim, generator=generator)
     return q.to(dtype), kv, batch, truth
 
 

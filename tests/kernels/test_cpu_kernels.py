@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.kernels.attention_cases import BLOCK, HEAD_DIM, make_case, naive
+from tests.kernels.attention_cases import make_case, naive
 from tests.kernels.tensors import masked_logits
 from trunkline_kernels import quantized_weight
 from trunkline_kernels.cpu import library as library_module
@@ -25,6 +25,7 @@ from trunkline_kernels.cpu.packed_linear import (
     QUANTIZED_BITS,
     OneDnnLinear,
     PackedLinear,
+    pack_for_any_rows,
     pack_for_many_rows,
 )
 from trunkline_kernels.quantized_weight import GROUP, KINDS, QuantizedWeight, dequantize, packed_int4, quantize
@@ -76,8 +77,8 @@ def attended(kernels: ctypes.CDLL, q: Tensor, kv: KVLayer, batch: RaggedBatch, w
     starts, contexts = np.cumsum([0, *batch.query_lens]), np.array(batch.context_lens)
     kernels.attention(
         q.data_ptr(), kv.keys.data_ptr(), kv.values.data_ptr(), addresses.ctypes.data, starts.ctypes.data,
-        contexts.ctypes.data, out.data_ptr(), kv.block_stride, len(tables), q.shape[1], kv.keys.shape[2], HEAD_DIM,
-        BLOCK, window or 0, 1 / math.sqrt(HEAD_DIM),
+        contexts.ctypes.data, out.data_ptr(), kv.block_stride, len(tables), *q.shape[1:2], *kv.keys.shape[2:],
+        batch.block_size, window or 0, 1 / math.sqrt(q.shape[2]),
     )  # fmt: skip
     return out
 
@@ -89,8 +90,30 @@ def test_attention_equals_a_naive_one(
     dtype: torch.dtype, heads: tuple[int, int], window: int | None, build: str
 ) -> None:
     shapes = [(1, 1), (1, 15), (1, 16), (1, 17), (5, 5), (3, 40), (33, 33), (20, 97), (1, 200)]
-    q, kv, batch, truth = make_case(shapes, *heads, dtype)
-    out = attended(kernels_of(dtype, build), q, kv, batch, window)
+    check_attention(kernels_of(dtype, build), dtype, shapes, heads, window)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head_dim", [1, 8, 16, 33, 40, 64, 80, 128, 200, 256])
+@pytest.mark.parametrize("block_size", [1, 8, 24])
+def test_attention_equals_a_naive_one_whatever_the_sizes_of_heads_and_blocks(
+    dtype: torch.dtype, head_dim: int, block_size: int, build: str
+) -> None:
+    shapes = [(1, 1), (1, 41), (9, 30), (1, 100)]
+    check_attention(kernels_of(dtype, build), dtype, shapes, (5, 1), 40, head_dim=head_dim, block_size=block_size)
+
+
+def check_attention(
+    kernels: ctypes.CDLL,
+    dtype: torch.dtype,
+    shapes: list[tuple[int, int]],
+    heads: tuple[int, int],
+    window: int | None,
+    **sizes: int,
+) -> None:
+    """Compares the attention of random sequences with a naive one. Places that hold no key are NaN."""
+    q, kv, batch, truth = make_case(shapes, *heads, dtype, **sizes)
+    out = attended(kernels, q, kv, batch, window)
     starts = np.cumsum([0, *batch.query_lens])
     for i, (query_len, context) in enumerate(shapes):
         k, v = (x.to(dtype) for x in truth[i])
@@ -101,13 +124,29 @@ def test_attention_equals_a_naive_one(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head_dim", [24, 64])
+def test_keys_and_values_that_a_query_does_not_see_do_not_matter(dtype: torch.dtype, head_dim: int, build: str) -> None:
+    kernels, window = kernels_of(dtype, build), 5
+    q, kv, batch, _ = make_case([(12, 44)], 6, 2, dtype, head_dim=head_dim)
+    expected = attended(kernels, q, kv, batch, window)
+    of_token = batch.block_tables[0, 36 // 16], 36 % 16  # the fifth of the queries is this token
+    kv.keys[of_token], kv.values[of_token] = math.nan, math.inf
+    found = attended(kernels, q, kv, batch, window)
+    assert torch.equal(found[:4], expected[:4]), "earlier queries"
+    assert found[4:9].isnan().all()
+    assert torch.equal(found[9:], expected[9:]), "the token is outside the window of later queries"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("heads", [(9, 3), (4, 4), (14, 2), (16, 1)])
 @pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("head_dim", [24, 40])
 def test_no_bit_of_attention_depends_on_other_sequences_or_threads(
-    dtype: torch.dtype, heads: tuple[int, int], window: int | None, threads: Callable[[int], None]
-) -> None:
-    kernels, shapes = kernels_of(dtype, "native"), [(1, 200), (1, 5), (3, 70), (9, 33), (1, 64)]
-    q, kv, batch, _ = make_case(shapes, *heads, dtype)
+    dtype: torch.dtype, heads: tuple[int, int], window: int | None, head_dim: int, build: str,
+    threads: Callable[[int], None],
+) -> None:  # fmt: skip
+    kernels, shapes = kernels_of(dtype, build), [(1, 200), (1, 5), (3, 70), (9, 33), (1, 64)]
+    q, kv, batch, _ = make_case(shapes, *heads, dtype, head_dim=head_dim)
     threads(1)
     together = attended(kernels, q, kv, batch, window)
     assert together.isfinite().all()
@@ -356,6 +395,7 @@ def test_values_that_are_not_finite_stay_in_their_rows_and_outputs(dtype: torch.
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_products_of_many_rows_equal_plain_ones(dtype: torch.dtype, build: str) -> None:
+    torch.manual_seed(4)
     kernels = kernels_of(dtype, build)
     weight, bias, x = torch.randn(96, 40).to(dtype), torch.randn(96).to(dtype), torch.randn(300, 40).to(dtype)
     product = pack_for_many_rows(kernels, weight, bias)
@@ -363,9 +403,11 @@ def test_products_of_many_rows_equal_plain_ones(dtype: torch.dtype, build: str) 
         assert isinstance(product, OneDnnLinear) == kernels.has_wide_vectors() == (product is not None)
     else:
         assert isinstance(product, OneDnnLinear if kernels.has_bfloat16_products() else PackedLinear)
-    if product is not None:
-        expected = torch.nn.functional.linear(x, weight, bias)
-        torch.testing.assert_close(product.multiply(x), expected, atol=2e-1, rtol=2e-2)
+    exact = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
+    for found in (product, pack_for_any_rows(kernels, weight, bias)):
+        if found is not None:
+            tolerance = {torch.float32: 2e-5, torch.bfloat16: 2**-7}[dtype]
+            torch.testing.assert_close(found.multiply(x).double(), exact, atol=tolerance, rtol=tolerance)
 
 
 def test_without_a_compiler_one_warning_says_so_and_the_twins_serve(

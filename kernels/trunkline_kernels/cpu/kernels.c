@@ -23,9 +23,9 @@
 #define SEGMENT 16     /* most keys scored at once; a segment never crosses a block */
 #define ROWS_AT_ONCE 4 /* queries of one sequence that share each read of keys and values */
 #define CACHE_LINE 64  /* bytes */
-#define MAX_GROUP 16   /* query heads of one KV head */
 #define HEADS 3        /* of a query whose sums over values stay in registers, with VECTORS of each */
 #define VECTORS 4
+_Static_assert(SEGMENT % LANES == 0, "a segment's scores fill vectors");
 
 /* Queries and keys as scores_of() takes them: bfloat16 is widened before, once for all products, unless AVX-512 has an
  * instruction for it. */
@@ -99,7 +99,8 @@ typedef struct {
     int64_t next_stride;
 } segment;
 
-/* Adds the values from element `at` on to the sums of `heads` heads, `vectors` vectors of each, after the sums shrink.
+/* A value that no query sees is not read. One that a query sees counts even if its weight is 0: infinity makes a NaN.
+ * Adds the values from element `at` on to the sums of `heads` heads, `vectors` vectors of each, after the sums shrink.
  * weights: [heads][SEGMENT]; sums: [heads][MAX_WIDTH] */
 INLINE void add_values(const segment *of, int at, const float (*weights)[SEGMENT], const float *shrink, float *sums,
                        const int heads, const int vectors) {

@@ -35,6 +35,8 @@ FLAGS = (
     "-fno-trapping-math",
     "-ffp-contract=fast",
 )
+# GCC's alone: else it fuses multiplications with additions or not by how many sums a loop has, and tiles would differ.
+GCC_FLAGS = ("--param=avoid-fma-max-bits=0",)
 COMPILE_TIMEOUT_S = 120
 DEFINES: dict[torch.dtype, tuple[str, ...]] = {torch.float32: (), torch.bfloat16: ("-DBF16",)}
 
@@ -116,7 +118,7 @@ def built(dtype: torch.dtype, march: str, *flags: str, bits: int = 0) -> ctypes.
         loaded.text_attention_room.argtypes, loaded.text_attention_room.restype = (I64, I32), I64
     loaded.packed_bytes.argtypes, loaded.packed_bytes.restype = (I64, I64), I64
     loaded.panel_outputs.argtypes, loaded.panel_outputs.restype = (), I32
-    for asks in (loaded.has_bfloat16_products, loaded.has_wide_vectors):
+    for asks in (loaded.has_bfloat16_products, loaded.has_bfloat16_tiles, loaded.has_wide_vectors):
         asks.argtypes, asks.restype = (), ctypes.c_bool
     return loaded
 
@@ -169,6 +171,7 @@ def _compiled(folder: Path, sources: tuple[str, ...], flags: tuple[str, ...]) ->
     """Returns the path of the library, and compiles it if it does not exist."""
     compiler = _compiler()
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
+    flags += () if "clang" in version else GCC_FLAGS
     texts = [(FOLDER / name).read_text() for name in (*sources, *HEADERS)]
     facts = "\0".join((*texts, *flags, version, _cpu_flags(), torch.__version__))
     target = folder / f"kernels-{hashlib.sha256(facts.encode()).hexdigest()[:24]}.so"

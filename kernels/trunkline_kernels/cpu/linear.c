@@ -101,6 +101,8 @@ typedef floats totals;
 INLINE floats rounded(floats product) {
 #ifdef REGISTER
     __asm__("" : REGISTER(product));
+#else
+    __asm__("" : "+m"(product));
 #endif
     return product;
 }
@@ -463,6 +465,15 @@ static void compute(const memory *m, const product *p, int64_t first_tile, int64
 /* Whether this build's CPU has instructions for products of bfloat16. */
 int has_bfloat16_products(void) {
 #ifdef __AVX512BF16__
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+/* The same in tiles (AMX), which are several times as fast. */
+int has_bfloat16_tiles(void) {
+#ifdef __AMX_BF16__
     return 1;
 #else
     return 0;

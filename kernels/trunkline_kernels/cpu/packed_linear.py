@@ -2,7 +2,7 @@
 
 In torch's linear(), oneDNN or the BLAS rearranges the weights in every call, and multiplies bfloat16 slowly on a CPU
 without instructions for it. Here the weights are rearranged when the model is loaded (linear.c). With hundreds of rows,
-oneDNN's kernels for AVX-512 are faster; torch's linear() leaves float32 to MKL, which has none for AMD's CPUs.
+oneDNN's kernels for AVX-512 are faster; torch's linear() leaves float32 to MKL, which uses AVX2 on AMD's CPUs.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ from torch import Tensor
 from trunkline_kernels.cpu.library import I64, P
 from trunkline_kernels.quantized_weight import QuantizedWeight, unpacked_int4
 
-# oneDNN's rearrangement takes a number of rows. 64 was the fastest for products of every number of rows that was tried.
+# oneDNN's rearrangement takes a number of rows. 64 was the fastest for every number of rows that was tried.
 TYPICAL_ROWS = 64
 QUANTIZED_BITS = {"int8": 8, "int4": 4}  # kinds of weights that have kernels, and library()'s argument for them
 SHARED = 8  # the kernel's groups of inputs are multiples of it
@@ -167,6 +167,13 @@ class OneDnnLinear:
         """x: [num_rows, in] → [num_rows, out] in x's dtype"""
         product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
         return product
+
+
+def pack_for_any_rows(kernels: ctypes.CDLL, weight: Tensor, bias: Tensor | None) -> PackedLinear | OneDnnLinear:
+    """Returns this CPU's fastest product for a weight [out, in] and a bias [out], if rows are one to thousands."""
+    if weight.dtype is torch.bfloat16 and kernels.has_bfloat16_tiles() and _has_onednn(weight.dtype):
+        return OneDnnLinear(weight, bias)
+    return PackedLinear(kernels, weight, bias, weight.dtype)
 
 
 def pack_for_many_rows(kernels: ctypes.CDLL, weight: Tensor, bias: Tensor | None) -> PackedLinear | OneDnnLinear | None:

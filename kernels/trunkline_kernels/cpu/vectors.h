@@ -29,7 +29,7 @@ typedef int32_t places __attribute__((vector_size(4 * LANES)));
         v[j] = __builtin_shuffle(v[j], v[j + (B)], FIRST_OF_BOTH(B)) + \
                __builtin_shuffle(v[j], v[j + (B)], FIRST_OF_BOTH(B) + (B))
 
-/* Lane j of the result is the sum of the lanes of v[j], of LANES vectors. */
+/* Lane j of the result is the sum of the lanes of v[j], of LANES vectors, which are overwritten. */
 INLINE floats sums_of_lanes(floats *v) {
 #ifdef __clang__
     floats sums = {0};

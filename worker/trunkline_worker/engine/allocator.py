@@ -1,4 +1,5 @@
-"""How the engine process allocates memory on the host."""
+"""How the engine process allocates memory on the host, with glibc. Other C libraries are left as they are, and so are
+processes that the engine starts."""
 
 import ctypes
 
@@ -7,12 +8,21 @@ MOST_TRIM_THRESHOLD = (1 << 31) - 1
 MOST_MMAP_THRESHOLD = 32 << 20
 
 
+def use_one_arena() -> None:
+    """Makes all threads allocate from one heap. Call it before there are threads: an arena of their own has heaps of at
+    most 64 MiB, which are unmapped as soon as they are empty."""
+    _set(M_ARENA_MAX, 1)
+
+
 def keep_freed_memory() -> None:
-    """Makes glibc keep the memory that a step frees for the next one, in one arena: others hold at most 64 MiB. Where
-    steps are computed on a CPU, page faults take up to a tenth of a step of long prompts otherwise. Does nothing with
-    another C library. Processes that this one starts are not affected."""
+    """Makes the process keep memory that a step frees for the next one, except allocations of 32 MiB and more. Where
+    steps are computed on a CPU, page faults take up to a tenth of a step of long prompts otherwise. Call it once the
+    model is loaded and the KV pool is sized, which takes the memory that is free."""
+    _set(M_MMAP_THRESHOLD, MOST_MMAP_THRESHOLD)
+    _set(M_TRIM_THRESHOLD, MOST_TRIM_THRESHOLD)
+
+
+def _set(parameter: int, value: int) -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(M_ARENA_MAX, 1)
-        mallopt(M_MMAP_THRESHOLD, MOST_MMAP_THRESHOLD)
-        mallopt(M_TRIM_THRESHOLD, MOST_TRIM_THRESHOLD)
+    if mallopt is not None and mallopt(parameter, value) != 1:
+        raise RuntimeError(f"mallopt({parameter}, {value}) failed")

@@ -21,7 +21,7 @@ import torch
 
 from trunkline.engine.v1.engine_pb2 import EngineFailed, EngineProgress, EngineReady, EngineRequest, EngineResponse
 from trunkline_kernels.cpu.library import end_openmp_threads
-from trunkline_worker.engine.allocator import keep_freed_memory
+from trunkline_worker.engine.allocator import keep_freed_memory, use_one_arena
 from trunkline_worker.engine.assembly import assemble, pick_device
 from trunkline_worker.engine.engine import Engine
 from trunkline_worker.engine.step_runner import own_gpu
@@ -161,7 +161,7 @@ def start(settings: EngineSettings, link: FrontLink, recorder: FlightRecorder) -
         torch.set_num_threads(settings.threads or len(os.sched_getaffinity(0)))
         device = pick_device(settings.device)
         if device.type == "cpu":
-            keep_freed_memory()  # before there are threads with arenas of their own
+            use_one_arena()
         report(f"loading {Path(settings.model).name} onto {device.type}")
         gpu = own_gpu(device)
         engine, description, notes = assemble(settings, device, report, gpu.name)
@@ -171,6 +171,7 @@ def start(settings: EngineSettings, link: FrontLink, recorder: FlightRecorder) -
         sys.exit(2)
     if device.type == "cpu":
         sys.setswitchinterval(SWITCH_S)
+        keep_freed_memory()
     if isinstance(engine.executor, InlineExecutor):
         end_openmp_threads()
         engine.use(engine.executor.on_thread())

@@ -3,8 +3,8 @@
 It computes the same function as decoder.Decoder, which is its reference. decoder.Decoder is used where these kernels do
 not apply: in float16, with very large heads or rows, and where there is no C compiler.
 
-A row's result depends neither on the other rows nor on how its prompt was cut into steps, so --deterministic changes
-nothing here.
+Except in oneDNN's products, a row's result depends neither on the other rows nor on how its prompt was cut into steps.
+They are left to it on CPUs with AMX alone, and not under --deterministic.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ from torch import Tensor
 from trunkline_kernels.cpu.library import library
 from trunkline_kernels.cpu.packed_experts import PackedExperts
 from trunkline_kernels.cpu.packed_layers import LayerSizes, PackedLayer, PackedLayers
-from trunkline_kernels.cpu.packed_linear import QUANTIZED_BITS, PackedLinear
+from trunkline_kernels.cpu.packed_linear import QUANTIZED_BITS, PackedLinear, pack_for_any_rows
 from trunkline_kernels.ragged_batch import KVLayer, PagedBatch
 from trunkline_kernels.token_masks import RowMasks
 from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
@@ -38,7 +38,7 @@ from trunkline_worker.model.weights import (
     quantized_kinds,
 )
 
-MAX_HEAD_DIM, MAX_GROUP = 256, 16  # sizes of the C kernels' buffers
+MAX_HEAD_DIM, MAX_GROUP = 256, 16  # with larger ones the C kernels would need much of a thread's stack
 MAX_HIDDEN = 1 << 16  # values of the row that the C kernels keep on a thread's stack: a hidden state, or all queries
 
 
@@ -47,6 +47,7 @@ def cpu_decoder(
     weights: DecoderWeights[StoredLinear],
     *,
     context_length: int,
+    deterministic: bool,
 ) -> "CpuDecoder | None":
     """Returns the decoder for these weights, or None if the kernels do not support them. Empties weights.layers. Raises
     ModelError if TRUNKLINE_MARCH names a build that this CPU cannot run."""
@@ -65,7 +66,7 @@ def cpu_decoder(
     if kernels is None or len(quantized_kernels) < len(kinds):
         return None
 
-    pack = Packing(kernels, quantized_kernels, dtype)
+    pack = Packing(kernels, quantized_kernels, dtype, deterministic)
     return CpuDecoder(spec, weights, kernels, pack, context_length)
 
 
@@ -89,11 +90,14 @@ class Packing:
     kernels: ctypes.CDLL
     quantized_kernels: Mapping[str, ctypes.CDLL]  # by the kind of weights
     dtype: torch.dtype
+    deterministic: bool
 
     def product(self, product: StoredLinear) -> Weight:
         if isinstance(product, SplitLinear):
             return SplitLinear(tuple(map(self.product, product.parts)))
-        return self._packed(product)
+        if isinstance(product, QuantizedLinear) or self.deterministic:
+            return self._packed(product)
+        return pack_for_any_rows(self.kernels, product.weight, product.bias)
 
     def experts(self, w: ExpertsWeights[StoredLinear], loads: Tensor) -> CpuExperts:
         numbers = range(w.rule.num_experts)

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from trunkline_worker.model.gpu_decoder import GpuDecoder
 
 # Part of the fingerprint. Raise it when a change of kernels or model code changes the bits of results.
-KERNEL_BUILD = "12"
+KERNEL_BUILD = "13"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 KV_DTYPES = {"fp8": torch.float8_e4m3fn}
 
@@ -214,7 +214,7 @@ def _host_decoder(
 ) -> Decoder | CpuDecoder:
     """Returns the decoder with the C kernels, if they are asked for and support the model, else that in torch."""
     if kernels == "c":
-        decoder = cpu_decoder(spec, weights, context_length=context_length)
+        decoder = cpu_decoder(spec, weights, context_length=context_length, deterministic=deterministic)
         if decoder is not None:
             return decoder
         if quantization != "none":

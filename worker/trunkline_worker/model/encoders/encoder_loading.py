@@ -29,7 +29,7 @@ from trunkline_worker.model.pooling.pooling_head import PoolingHead
 from trunkline_worker.model.pooling.pooling_spec import PoolingSpec
 
 # Part of the fingerprint. Raise it when a change of the code changes the bits of results.
-ENCODER_BUILD = "5"
+ENCODER_BUILD = "6"
 MOST_TRITON_HEAD_DIM = 128  # of text_attention.py, which only systems with Triton can import
 
 
@@ -61,7 +61,8 @@ def load_encoder(
 ) -> LoadedEncoder:
     """Loads weights. Raises ModelError (one line) if the model cannot be served.
 
-    kernels: of attention: "triton", "torch" (the reference), or "auto": Triton on a GPU, C on a CPU
+    kernels: of attention, and of products on a CPU: "triton", "torch" (the reference), or "auto": Triton on a GPU, on a
+        CPU C and oneDNN
     """
     spec, pooling = model.spec, model.pooling
     if context_length is not None and context_length > spec.context_length:

@@ -57,8 +57,8 @@ def read_encoder(spec: EncoderSpec, dtype: torch.dtype, device: torch.device, ch
 
 
 def pack_products(weights: EncoderWeights, kernels: ctypes.CDLL) -> None:
-    """Gives the products the form in which this CPU multiplies many rows fastest, layer by layer, so that at most one
-    is in memory twice."""
+    """Gives the products the form in which this CPU multiplies many rows fastest, one layer after the other, so that at
+    most one layer is in memory twice."""
 
     def packed(product: Weight) -> Weight:
         assert isinstance(product, Linear), "a checkpoint's products are not packed"
