@@ -11,6 +11,7 @@ from tests.parameters import one_in
 from tests.router.identity.key_rig import answer, record
 from tests.router.identity.redis_rig import FIRST, RECORDS, SECOND, VERSION, Opened, emptied, running_redis, views
 from trunkline_bench.servers.redis_server import RedisServer
+from trunkline_router.access.identity import redis_keys
 from trunkline_router.access.identity.api_keys import ApiKey
 from trunkline_router.access.identity.authenticator import Authenticator
 from trunkline_router.access.identity.identity import IdentityError, Role
@@ -23,6 +24,12 @@ REVOKED = {"revoked": "2026-01-01T00:00:00Z"}
 WAS_REVOKED = "the API key has been revoked"
 NOT_VALID = "the API key is not valid"
 OLD, ADDED, SWAPPED, NEW = (FIRST,), (FIRST, SECOND), (SECOND, FIRST), (SECOND,)  # the file's lines at each step
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Routers wait for Redis however busy the machine is: a poll without an answer would change nothing."""
+    monkeypatch.setattr(redis_keys, "ANSWER_TIMEOUT_S", 60.0)
 
 
 @pytest.fixture(scope="module")
